@@ -15,7 +15,8 @@ How to read the tree::
     │   └── SettingsError     a setting out of its range (also a ValueError)
     ├── SchemaError           the database has no pgcairn schema, or another version of it
     ├── StoredDataError       stored bytes are missing or corrupt; never shown as an empty state
-    ├── RejectedError         PostgreSQL refused this one item; the others of its batch are committed
+    ├── DatabaseError         PostgreSQL refused the statement: permission, disk full, a timeout
+    │   └── RejectedError     PostgreSQL refused this one item; the others of its batch are committed
     ├── UnavailableError      the database could not be reached; nothing was written
     │   └── BacklogFull       more waits to be written than the settings allow; nothing was written
     ├── OutcomeUnknown        the connection was lost after the statement was sent; repeating is safe
@@ -97,7 +98,9 @@ class SerializationError(UsageError, TypeError):
         path: Where the value sits, for instance ``$.channel_values.messages[3].content``.
     """
 
-    default_hint = "Convert the value to a type that LangGraph's serializer supports, or pass a serde that does."
+    default_hint = (
+        "Convert the value to a type that LangGraph's serializer supports, or pass a serde that does."
+    )
 
     def __init__(
         self,
@@ -171,14 +174,14 @@ class StoredDataError(PgcairnError):
         return f"{text} Hint: {self.hint}" if self.hint else text
 
 
-class RejectedError(PgcairnError):
-    """PostgreSQL refused the item.
+class DatabaseError(PgcairnError):
+    """PostgreSQL refused the statement for a reason that concerns no single item.
 
     Attributes:
-        sqlstate: PostgreSQL's five-character error code.
+        sqlstate: PostgreSQL's five-character error code (manual, appendix A).
     """
 
-    default_hint = "Nothing of this call was written; other calls were not affected."
+    default_hint = "Nothing of this call was written. Look the code up in PostgreSQL's manual, appendix A."
 
     def __init__(
         self,
@@ -191,6 +194,12 @@ class RejectedError(PgcairnError):
     ) -> None:
         super().__init__(message, hint=hint, thread_id=thread_id, checkpoint_id=checkpoint_id)
         self.sqlstate = sqlstate
+
+
+class RejectedError(DatabaseError):
+    """PostgreSQL refused the data of this one call."""
+
+    default_hint = "Nothing of this call was written; other calls were not affected."
 
 
 class UnavailableError(PgcairnError):

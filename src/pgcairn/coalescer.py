@@ -1,0 +1,532 @@
+"""WRITE PATH. Many callers, few transactions.
+
+Callers submit items to lanes (chosen by thread, so that operations on one thread keep their order). Each
+lane is one task: it takes all that waits, sends it as one statement in one transaction, answers every
+waiter, and repeats. There is no timer: while one batch is at the server the next one gathers.
+
+Owns: order per thread, what goes into a batch, the isolation of a bad item, the bound on what waits, the
+answer to every waiter. Never encodes values and never reads. ``Queue`` is the pure half: it decides, it does
+no I/O. ``Coalescer`` is the shell around it: it moves bytes and answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+import zlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pgcairn.connection.pool import Pool, Session, run_retried
+from pgcairn.errors import (
+    BacklogFull,
+    ClosedError,
+    OutcomeUnknown,
+    PgcairnError,
+    RejectedError,
+)
+from pgcairn.settings import Settings
+from pgcairn.storage.repository import Batch, Merge, Repository
+from pgcairn.storage.rows import CheckpointRow, WriteRow
+from pgcairn.telemetry import Counters
+
+logger = logging.getLogger("pgcairn")
+
+T = TypeVar("T")
+
+# Backpressure has two marks: hold above the settings' maximum, resume below this part of it, so that callers
+# are let in by the group and not one for one (guess).
+_RESUME_FRACTION = 0.75
+
+
+# --- items ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Item:
+    """Something to be written for one thread, and the future that its caller waits on.
+
+    Attributes:
+        thread_id: Decides the lane and the order.
+        rows: How many rows it writes.
+        size_bytes: Its payload.
+        ready: Whether its bytes are there; compression of large values ends later.
+        answer: Set once, by the lane.
+        submitted_at: ``time.perf_counter()`` when the call came.
+    """
+
+    thread_id: str
+    rows: int = 1
+    size_bytes: int = 0
+    ready: bool = True
+    answer: asyncio.Future[None] = field(init=False)
+    submitted_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PutItem(Item):
+    """A checkpoint.
+
+    Attributes:
+        row: What to store.
+        encode_whole: Encodes it again without resting on stored values.
+        merge: Combines it with the stored body of the same id (see ``Repository.replace_checkpoint``).
+    """
+
+    row: CheckpointRow
+    encode_whole: Callable[[], CheckpointRow]
+    merge: Merge
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WritesItem(Item):
+    """Pending writes of one call.
+
+    Attributes:
+        writes: What to store.
+        replace: Whether the new value wins over a stored one.
+    """
+
+    writes: list[WriteRow]
+    replace: bool
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DeleteItem(Item):
+    """The deletion of a whole thread."""
+
+
+# --- the pure half --------------------------------------------------------------------------------
+
+
+class Queue:
+    """What waits in a lane. Decides what leaves next; does no I/O and never waits."""
+
+    def __init__(self, *, max_rows: int, max_bytes: int, max_items: int | None = None) -> None:
+        self._items: deque[Item] = deque()
+        self._max_items = max_items
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def append(self, item: Item) -> None:
+        """Take a place. Places of one thread leave in the order in which they were taken."""
+        self._items.append(item)
+
+    def take(self) -> list[Item]:
+        """Remove and return the items of the next batch; an empty list when nothing can leave.
+
+        An item stays behind if its bytes are not ready, if something of its thread stays behind, if it is
+        of another kind than the batch (deletions go by themselves: a statement cannot see rows that it
+        inserts itself), if its checkpoint is in the batch already, or if the batch is full.
+        """
+        taken: list[Item] = []
+        left: deque[Item] = deque()
+        blocked: set[str] = set()
+        checkpoints: set[tuple[str, str, str]] = set()
+        rows = size = 0
+        items = self._items
+        while items:
+            item = items[0]
+            if item.thread_id in blocked:
+                left.append(items.popleft())
+                continue
+            if taken and (
+                len(taken) == self._max_items
+                or rows + item.rows > self._max_rows
+                or size + item.size_bytes > self._max_bytes
+            ):
+                break
+            fits = item.ready and (
+                not taken or isinstance(item, DeleteItem) == isinstance(taken[0], DeleteItem)
+            )
+            if fits and isinstance(item, PutItem):
+                fits = item.row.key not in checkpoints
+            if not fits:
+                blocked.add(item.thread_id)
+                left.append(items.popleft())
+                continue
+            if isinstance(item, PutItem):
+                checkpoints.add(item.row.key)
+            taken.append(items.popleft())
+            rows += item.rows
+            size += item.size_bytes
+        if left:
+            left.extend(items)
+            self._items = left
+        return taken
+
+    def drain(self) -> list[Item]:
+        """Remove and return everything."""
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+
+def assemble(items: Sequence[Item]) -> Batch:
+    """Put the rows of items together so that no key appears twice, sorted so that two processes cannot
+    deadlock each other.
+
+    Of two rows with one key the rule of the operation decides, as if they had been sent one after the
+    other: values and ordinary writes keep the first, special writes take the last value and the first path.
+    """
+    checkpoints: list[tuple[int, CheckpointRow]] = []
+    values: dict[tuple[str, ...], tuple[int, tuple[str, str, str, str, str, bytes]]] = {}
+    needs = []
+    kept: dict[tuple[str, str, str, str, int], WriteRow] = {}
+    replaced: dict[tuple[str, str, str, str, int], WriteRow] = {}
+    for number, item in enumerate(items):
+        if isinstance(item, PutItem):
+            row = item.row
+            checkpoints.append((number, row))
+            for value in row.values:
+                values.setdefault(value[:4], (number, value))
+            needs += [(number, need) for need in row.needs]
+        elif isinstance(item, WritesItem):
+            for write in item.writes:
+                key = write[:5]
+                if item.replace:
+                    earlier = kept.pop(key, None) or replaced.get(key)
+                    replaced[key] = write._replace(task_path=earlier.task_path) if earlier else write
+                elif key not in replaced:
+                    kept.setdefault(key, write)
+    checkpoints.sort(key=lambda entry: entry[1].key)
+    return Batch(
+        checkpoints=checkpoints,
+        values=[values[key] for key in sorted(values)],  # type: ignore[misc]
+        needs=sorted(needs, key=lambda entry: entry[1]),
+        writes_kept=[kept[key] for key in sorted(kept)],
+        writes_replaced=[replaced[key] for key in sorted(replaced)],
+    )
+
+
+# --- the shell ------------------------------------------------------------------------------------
+
+
+class _Lane:
+    """A queue, the task that empties it, and the signal between them."""
+
+    __slots__ = ("queue", "signal", "task")
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.signal: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        if self.signal is not None and not self.signal.done():
+            self.signal.set_result(None)
+
+
+class Coalescer:
+    """Group commit over one pool. All methods are for the owner's event loop.
+
+    Background tasks: one per lane, named ``pgcairn-lane-<n>``, started by the first item of the lane.
+
+    Args:
+        pool: Where sessions come from; a lane holds one only while a batch is at the server.
+        repository: The statements.
+        settings: ``lanes``, ``max_batch_*``, ``batch_delay_seconds``, ``max_backlog_*``, ``backlog_timeout_seconds``
+            and ``retry_deadline_seconds``.
+        counters: What is counted.
+        group_commit: ``False``: every item is a transaction of its own, by the same code, with as many lanes as
+            the pool has sessions.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        repository: Repository,
+        settings: Settings,
+        counters: Counters,
+        *,
+        group_commit: bool = True,
+    ) -> None:
+        self._pool = pool
+        self._repository = repository
+        self._settings = settings
+        self._counters = counters
+        lanes = min(settings.lanes, pool.max_size) if group_commit else pool.max_size
+        self._lanes = [
+            _Lane(
+                Queue(
+                    max_rows=settings.max_batch_rows,
+                    max_bytes=settings.max_batch_bytes,
+                    max_items=None if group_commit else 1,
+                )
+            )
+            for _ in range(lanes)
+        ]
+        self._gate: deque[Item] = deque()
+        self._closing = False
+
+    # --- callers ---------------------------------------------------------------------------------
+
+    def submit(self, item: Item) -> asyncio.Future[None]:
+        """Give an item its place; the future is answered once it is committed.
+
+        The place is taken before this returns, so the order of calls is the order of effects within a
+        thread. Cancelling the future does not take the item back: it may still be committed.
+
+        Raises (by the future):
+            BacklogFull: There was no room in time.
+            RejectedError: PostgreSQL refused this item.
+            UnavailableError, OutcomeUnknown, DatabaseError, SchemaError: See there.
+            ClosedError: ``close`` ran out of time before the item was sent.
+
+        Raises:
+            ClosedError: The coalescer is closing.
+        """
+        if self._closing:
+            raise ClosedError(thread_id=item.thread_id)
+        loop = asyncio.get_running_loop()
+        item.submitted_at = time.perf_counter()
+        item.answer = loop.create_future()
+        if self._gate or self._is_full():
+            self._wait_at_gate(item, loop)
+        else:
+            self._admit(item)
+        return item.answer
+
+    def ready(self, item: Item) -> None:
+        """Say that the bytes of an item are there."""
+        item.ready = True
+        self._lane_of(item).wake()
+
+    def abandon(self, item: Item, error: BaseException) -> None:
+        """Fail an item whose bytes could not be made."""
+        item.ready = True
+        if not item.answer.done():
+            item.answer.set_exception(error)
+        self._lane_of(item).wake()
+
+    async def close(self, deadline_seconds: float) -> None:
+        """Refuse new items, flush what waits until the deadline, then fail the rest. May be called twice.
+
+        Items that were not sent get ``ClosedError``; items that are at the server get ``OutcomeUnknown``.
+        """
+        self._closing = True
+        for lane in self._lanes:
+            lane.wake()
+        tasks = [lane.task for lane in self._lanes if lane.task is not None]
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=deadline_seconds)
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending)
+        rest = list(self._gate)
+        self._gate.clear()
+        for lane in self._lanes:
+            rest += lane.queue.drain()
+        self._fail(
+            rest,
+            ClosedError("The saver was closed before this could be sent; nothing was written."),
+        )
+
+    # --- the bound on what waits -----------------------------------------------------------------
+
+    def _is_full(self) -> bool:
+        return (
+            self._counters.backlog_rows >= self._settings.max_backlog_rows
+            or self._counters.backlog_bytes >= self._settings.max_backlog_bytes
+        )
+
+    def _wait_at_gate(self, item: Item, loop: asyncio.AbstractEventLoop) -> None:
+        self._counters.backlog_waits += 1
+        seconds = self._settings.backlog_timeout_seconds
+        if seconds == 0:
+            self._refuse(item)
+            return
+        self._gate.append(item)
+        timer = loop.call_later(seconds, self._expire, item)
+        item.answer.add_done_callback(lambda _: timer.cancel())
+
+    def _expire(self, item: Item) -> None:
+        if item in self._gate:
+            self._gate.remove(item)
+            self._refuse(item)
+
+    def _refuse(self, item: Item) -> None:
+        self._counters.backlog_refusals += 1
+        if not item.answer.done():
+            counters, settings = self._counters, self._settings
+            item.answer.set_exception(
+                BacklogFull(
+                    f"{counters.backlog_rows} rows ({counters.backlog_bytes} bytes) wait to be written; the limits are "
+                    f"{settings.max_backlog_rows} rows and {settings.max_backlog_bytes} bytes. Nothing of this call was written.",
+                    thread_id=item.thread_id,
+                )
+            )
+
+    def _admit(self, item: Item) -> None:
+        self._counters.backlog_rows += item.rows
+        self._counters.backlog_bytes += item.size_bytes
+        lane = self._lane_of(item)
+        lane.queue.append(item)
+        if lane.task is None:
+            self._start(lane)
+        elif item.ready:
+            lane.wake()
+
+    def _release(self, items: Iterable[Item]) -> None:
+        counters, settings = self._counters, self._settings
+        for item in items:
+            counters.backlog_rows -= item.rows
+            counters.backlog_bytes -= item.size_bytes
+        if (
+            self._gate
+            and counters.backlog_rows <= settings.max_backlog_rows * _RESUME_FRACTION
+            and counters.backlog_bytes <= settings.max_backlog_bytes * _RESUME_FRACTION
+        ):
+            while self._gate and not self._is_full():
+                self._admit(self._gate.popleft())
+
+    # --- lanes -----------------------------------------------------------------------------------
+
+    def _lane_of(self, item: Item) -> _Lane:
+        lanes = self._lanes
+        if len(lanes) == 1:
+            return lanes[0]
+        # A hash that is the same in every process, unlike hash().
+        return lanes[zlib.crc32(item.thread_id.encode("utf-8", "surrogatepass")) % len(lanes)]
+
+    def _start(self, lane: _Lane) -> None:
+        number = self._lanes.index(lane)
+        lane.task = asyncio.get_running_loop().create_task(self._run(lane), name=f"pgcairn-lane-{number}")
+        lane.task.add_done_callback(lambda task: self._ended(lane, task))
+
+    def _ended(self, lane: _Lane, task: asyncio.Task[None]) -> None:
+        """The death of a lane reaches its callers; the next item starts a new one."""
+        lane.task = None
+        if task.cancelled() or task.exception() is None:
+            return
+        logger.error("a write lane died; its waiting items fail", exc_info=task.exception())
+        rest = lane.queue.drain()
+        error = PgcairnError("The write lane died of an internal error; nothing of this call was written.")
+        error.__cause__ = task.exception()
+        self._fail(rest, error)
+
+    async def _run(self, lane: _Lane) -> None:
+        loop = asyncio.get_running_loop()
+        delay = self._settings.batch_delay_seconds
+        while True:
+            items = lane.queue.take()
+            if not items:
+                if self._closing and not len(lane.queue) and not self._gate:
+                    return
+                lane.signal = loop.create_future()
+                await lane.signal
+                lane.signal = None
+                if delay and not self._closing:
+                    await asyncio.sleep(delay)
+                continue
+            try:
+                # An item whose bytes could not be made was answered already.
+                await self._send(
+                    [item for item in items if not item.answer.done() or item.answer.cancelled()]
+                )
+            finally:
+                self._release(items)
+
+    async def _send(self, items: list[Item]) -> None:
+        """Commit items, isolate the one that PostgreSQL refuses, answer every one of them."""
+        if not items:
+            return
+        try:
+            if isinstance(items[0], DeleteItem):
+                await self._delete(items)
+                again: list[Item] = []
+            else:
+                again = await self._insert(items)
+        except RejectedError as error:
+            if len(items) == 1:
+                self._counters.items_rejected += 1
+                self._fail(items, error)
+                return
+            self._counters.batches_split += 1
+            middle = len(items) // 2
+            await self._send(items[:middle])
+            await self._send(items[middle:])
+        except PgcairnError as error:
+            self._fail(items, error)
+        except BaseException as error:
+            outcome = OutcomeUnknown("The write was interrupted after it was sent.")
+            outcome.__cause__ = error
+            self._fail(items, outcome)
+            raise
+        else:
+            left_out = set(map(id, again))
+            now = time.perf_counter()
+            observe = self._counters.write_latency.observe
+            for item in items:
+                if id(item) not in left_out:
+                    observe(now - item.submitted_at)
+                    if not item.answer.done():
+                        item.answer.set_result(None)
+            await self._send(again)
+
+    async def _delete(self, items: list[Item]) -> None:
+        thread_ids = sorted({item.thread_id for item in items})
+
+        async def operation(session: Session) -> None:
+            await self._repository.delete_threads(session, thread_ids)
+
+        await self._retried(operation)
+
+    async def _insert(self, items: list[Item]) -> list[Item]:
+        """Commit items; return those that were left out and have been encoded anew."""
+        batch = assemble(items)
+        repository = self._repository
+        result = await self._retried(lambda session: repository.insert_batch(session, batch))
+        counters = self._counters
+        again: list[Item] = []
+        for number in sorted(result.missing_items):
+            item = items[number]
+            assert isinstance(item, PutItem)
+            try:
+                item.row = item.encode_whole()
+            except PgcairnError as error:
+                self._fail([item], error)
+                continue
+            counters.items_reencoded += 1
+            again.append(item)
+        written = [
+            item
+            for number, item in enumerate(items)
+            if isinstance(item, PutItem) and number not in result.missing_items
+        ]
+        if result.new_checkpoints < len(written):
+            for item in written:
+                await self._replace(item)
+        counters.batches += 1
+        counters.batch_rows_total += batch.rows
+        counters.batch_rows_max = max(counters.batch_rows_max, batch.rows)
+        counters.checkpoints_written += len(written)
+        counters.values_written += len(batch.values)
+        counters.writes_written += len(batch.writes_kept) + len(batch.writes_replaced)
+        counters.written_bytes += sum(item.size_bytes for item in items)
+        return again
+
+    async def _replace(self, item: PutItem) -> None:
+        repository = self._repository
+        if await self._retried(lambda session: repository.replace_checkpoint(session, item.row, item.merge)):
+            self._counters.checkpoints_replaced += 1
+
+    async def _retried(self, operation: Callable[[Session], Awaitable[T]]) -> T:
+        return await run_retried(self._pool, self._counters, self._settings.retry_deadline_seconds, operation)
+
+    def _fail(self, items: Iterable[Item], error: PgcairnError) -> None:
+        for item in items:
+            if not item.answer.done():
+                # A copy each: a traceback grows on whoever raises it, and each names its own thread.
+                own = copy.copy(error)
+                own.thread_id = item.thread_id
+                own.__cause__ = error.__cause__
+                item.answer.set_exception(own)

@@ -1,0 +1,85 @@
+"""The body of a checkpoint: all of it that is small, in one payload.
+
+Layout (msgpack, before framing): ``[1, core_type, core, [[channel, type, payload], ...]]``. ``core`` is, by
+the serializer, ``[fields, plain_values, metadata]``: the checkpoint without ``channel_values``; the values
+that are exactly ``None``, ``bool``, ``int``, ``float`` or ``str``; and the exact metadata. Other small values
+are serialized one by one, because a container would lose types that the serializer only keeps at the top
+(a ``bytearray``). See docs/payload-format.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ormsgpack
+
+from pgcairn.codec.compression import FrameError
+from pgcairn.codec.serde import Codec
+from pgcairn.errors import SerializationError
+
+_FORMAT = 1
+
+
+@dataclass(slots=True)
+class Body:
+    """A checkpoint's small parts, serialized.
+
+    Attributes:
+        core_type: Type tag of ``core``.
+        core: Fields, plain values and metadata.
+        inline: (channel, type, payload) of the other small values.
+    """
+
+    core_type: str
+    core: bytes
+    inline: list[tuple[str, str, bytes]]
+
+    def pack(self) -> bytes:
+        """Put the parts into one payload."""
+        return ormsgpack.packb((_FORMAT, self.core_type, self.core, self.inline))
+
+
+def dump_core(
+    codec: Codec, fields: dict[str, Any], plain_values: dict[str, Any], metadata: dict[str, Any]
+) -> tuple[str, bytes]:
+    """Serialize what every body holds.
+
+    Raises:
+        SerializationError: Naming the path of the leaf as the caller knows it.
+    """
+    try:
+        return codec.dumps((fields, plain_values, metadata))
+    except Exception:
+        for value, path in (
+            (fields, "$"),
+            (plain_values, "$.channel_values"),
+            (metadata, "$.metadata"),
+        ):
+            codec.dump(value, path)
+        raise SerializationError("The serializer cannot carry the checkpoint.") from None
+
+
+def unpack(payload: bytes) -> Body:
+    """Take a payload apart.
+
+    Raises:
+        FrameError: It is not a body, or of a format that this version does not know.
+    """
+    try:
+        number, core_type, core, inline = ormsgpack.unpackb(payload)
+    except Exception as error:
+        raise FrameError(f"the body cannot be read ({error})") from error
+    if number != _FORMAT:
+        raise FrameError(f"the body has format {number}; this version reads {_FORMAT}")
+    return Body(core_type, core, [(channel, type_name, value) for channel, type_name, value in inline])
+
+
+def load_core(codec: Codec, body: Body) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return fields, plain values and metadata of a body.
+
+    Raises:
+        FrameError: The serializer does not understand it.
+    """
+    fields, plain_values, metadata = codec.load(body.core_type, body.core)
+    return fields, plain_values, metadata

@@ -1,0 +1,132 @@
+"""Frames: the bytes that are stored, each with a checksum and a size that is known before it is allocated.
+
+A frame starts with one byte that names its kind (docs/payload-format.md):
+
+====  ==============================================================================================
+0x00  plain: CRC-32 of the payload (4 bytes, big endian), then the payload
+0x01  zstd: one zstd frame with content size and checksum
+0x02  sealed: length of the cipher's name (1 byte), the name, then the ciphertext of another frame
+====  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Protocol
+
+import zstandard
+
+from pgcairn.settings import Settings
+
+PLAIN = 0x00
+ZSTD = 0x01
+SEALED = 0x02
+_PLAIN_MARK = b"\x00"
+_ZSTD_MARK = b"\x01"
+
+
+class FrameError(ValueError):
+    """A frame is corrupt, of an unknown kind, or larger than allowed. The caller adds where it was found."""
+
+
+class Cipher(Protocol):
+    """What LangGraph's ``CipherProtocol`` offers."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        """Return the cipher's name and the ciphertext."""
+        ...
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        """Return the plaintext."""
+        ...
+
+
+class Framer:
+    """Makes and opens frames.
+
+    Args:
+        settings: ``compression_level``, ``compress_min_bytes``, ``max_value_bytes``, ``allow_plaintext``.
+        cipher: Seals every frame; compression comes first, because ciphertext does not compress.
+    """
+
+    def __init__(self, settings: Settings, cipher: Cipher | None = None) -> None:
+        self._settings = settings
+        self._cipher = cipher
+        self._compressor = self._new_compressor()
+        self._decompressor = zstandard.ZstdDecompressor()
+
+    def encode(self, payload: bytes, *, in_thread: bool = False) -> bytes:
+        """Frame a payload.
+
+        Args:
+            payload: The bytes to keep.
+            in_thread: Use a compressor of its own: zstd contexts must not be shared between threads.
+
+        Raises:
+            FrameError: The payload is larger than ``max_value_bytes``.
+        """
+        size = len(payload)
+        if size > self._settings.max_value_bytes:
+            raise FrameError(f"{size} bytes are above max_value_bytes={self._settings.max_value_bytes}")
+        frame = b""
+        if size >= self._settings.compress_min_bytes:
+            compressor = self._new_compressor() if in_thread else self._compressor
+            frame = _ZSTD_MARK + compressor.compress(payload)
+        if not frame or len(frame) > size + 5:
+            frame = _PLAIN_MARK + zlib.crc32(payload).to_bytes(4, "big") + payload
+        if self._cipher is None:
+            return frame
+        name, ciphertext = self._cipher.encrypt(frame)
+        encoded_name = name.encode()
+        return bytes((SEALED, len(encoded_name))) + encoded_name + ciphertext
+
+    def decode(self, frame: bytes) -> bytes:
+        """Open a frame and return its payload.
+
+        Raises:
+            FrameError: The frame is corrupt, too large, or not encrypted where it should be.
+        """
+        if frame[:1] == b"\x02":
+            return self._decode_open(self._unseal(frame))
+        if self._cipher is not None and not self._settings.allow_plaintext:
+            raise FrameError("the value is not encrypted, but the serializer is one that encrypts")
+        return self._decode_open(frame)
+
+    def _unseal(self, frame: bytes) -> bytes:
+        if self._cipher is None:
+            raise FrameError("the value is encrypted, but the serializer is not one that decrypts")
+        try:
+            length = frame[1]
+            name, ciphertext = frame[2 : 2 + length].decode(), frame[2 + length :]
+            return self._cipher.decrypt(name, ciphertext)
+        except Exception as error:
+            raise FrameError(f"the value cannot be decrypted ({type(error).__name__}: {error})") from error
+
+    def _decode_open(self, frame: bytes) -> bytes:
+        if not frame:
+            raise FrameError("the frame is empty")
+        kind = frame[0]
+        if kind == PLAIN:
+            payload = frame[5:]
+            if len(frame) < 5 or zlib.crc32(payload).to_bytes(4, "big") != frame[1:5]:
+                raise FrameError("the checksum does not match")
+            return payload
+        if kind != ZSTD:
+            raise FrameError(f"frames of kind 0x{kind:02x} are unknown to this version")
+        body = memoryview(frame)[1:]
+        try:
+            size = zstandard.frame_content_size(body)
+            if size < 0:
+                raise FrameError("the frame does not say its size")
+            if size > self._settings.max_value_bytes:
+                raise FrameError(
+                    f"it claims {size} bytes, above max_value_bytes={self._settings.max_value_bytes}"
+                )
+            return self._decompressor.decompress(body, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise FrameError(f"zstd: {error}") from error
+
+    def _new_compressor(self) -> zstandard.ZstdCompressor:
+        return zstandard.ZstdCompressor(
+            level=self._settings.compression_level, write_checksum=True, write_content_size=True
+        )

@@ -1,0 +1,243 @@
+"""The asyncpg driver of the connection seam.
+
+Owns the pool that ``from_conn_string`` makes with ``driver="asyncpg"``, and the adapter that lets a user's
+``asyncpg.Pool`` serve as one. JSON travels as text, so that codecs a user registered do not matter.
+Errors are mapped by SQLSTATE here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import asyncpg
+from psycopg.conninfo import conninfo_to_dict
+
+from pgcairn.connection.pool import Query, Row, Session, error_for, session_is_lost
+from pgcairn.errors import (
+    ClosedError,
+    OutcomeUnknown,
+    PgcairnError,
+    RejectedError,
+    UnavailableError,
+)
+from pgcairn.settings import Settings
+from pgcairn.telemetry import Counters
+
+# asyncpg's own default; the library has fewer statements than that.
+_STATEMENT_CACHE_SIZE = 100
+
+
+def _translate(error: BaseException, *, sent: bool) -> PgcairnError | None:
+    """Map an asyncpg error. ``sent`` says whether the statement may have reached the server."""
+    if isinstance(error, asyncpg.PostgresError):
+        sqlstate = error.sqlstate
+        if sqlstate is not None and not sqlstate.startswith("08"):
+            return error_for(sqlstate, error.message or str(error))
+    elif isinstance(error, asyncpg.DataError | UnicodeEncodeError | OverflowError):
+        return RejectedError(f"asyncpg: {error}", sqlstate="22000")
+    elif not isinstance(error, asyncpg.InterfaceError | OSError | asyncio.TimeoutError):
+        return None
+    kind = OutcomeUnknown if sent else UnavailableError
+    return kind(f"The connection to PostgreSQL was lost: {str(error) or type(error).__name__}")
+
+
+class AsyncpgSession:
+    """One asyncpg connection, seen through the seam."""
+
+    __slots__ = ("_connection", "_counters", "lost")
+
+    def __init__(self, connection: Any, counters: Counters) -> None:
+        self._connection = connection
+        self._counters = counters
+        self.lost = False
+
+    async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
+        """See ``Session.fetch``."""
+        self._counters.statements += 1
+        self._counters.round_trips += 1
+        try:
+            rows: Sequence[Row] = await self._connection.fetch(query.text, *params)
+        except Exception as error:
+            raise self._failed(error) from error
+        return rows
+
+    async def script(self, text: str) -> None:
+        """See ``Session.script``."""
+        self._counters.statements += 1
+        self._counters.round_trips += 1
+        try:
+            await self._connection.execute(text)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """See ``Session.transaction``."""
+        self._counters.statements += 2
+        self._counters.round_trips += 2
+        try:
+            async with self._connection.transaction():
+                yield
+        except PgcairnError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> Exception:
+        if self._connection.is_closed() or session_is_lost(getattr(error, "sqlstate", None)):
+            self.lost = True
+        return _translate(error, sent=True) or error
+
+
+class AsyncpgPool:
+    """An asyncpg pool as a ``Pool``: one lent by the user, or (with ``owned``) one of our own."""
+
+    def __init__(
+        self,
+        pool: Any,
+        settings: Settings,
+        counters: Counters,
+        *,
+        owned: bool,
+    ) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._counters = counters
+        self._owned = owned
+        self._closed = False
+
+    async def open(self) -> None:
+        """See ``Pool.open``."""
+        if self._owned:
+            try:
+                await self._pool
+            except Exception as error:
+                raise _translate(error, sent=False) or error from error
+
+    async def close(self) -> None:
+        """See ``Pool.close``."""
+        if not self._owned or self._closed:
+            return
+        self._closed = True
+        try:
+            await asyncio.wait_for(self._pool.close(), self._settings.close_timeout_seconds)
+        except asyncio.TimeoutError:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Session]:
+        """See ``Pool.acquire``."""
+        try:
+            connection = await self._pool.acquire(timeout=self._settings.acquire_timeout_seconds)
+        except asyncio.TimeoutError as error:
+            raise UnavailableError(
+                f"No session could be had within {self._settings.acquire_timeout_seconds} s."
+            ) from error
+        except asyncpg.InterfaceError as error:
+            raise ClosedError(
+                f"The saver's pool cannot be used: {error}."
+                if self._owned
+                else f"The pool that was given to the saver cannot be used: {error}."
+            ) from error
+        except Exception as error:
+            raise _translate(error, sent=False) or error from error
+        session = AsyncpgSession(connection, self._counters)
+        try:
+            yield session
+        finally:
+            if session.lost and not connection.is_closed():
+                connection.terminate()
+            await self._pool.release(connection)
+
+    @property
+    def size(self) -> int:
+        """See ``Pool.size``."""
+        return int(self._pool.get_size())
+
+    @property
+    def idle(self) -> int:
+        """See ``Pool.idle``."""
+        return int(self._pool.get_idle_size())
+
+    @property
+    def max_size(self) -> int:
+        """See ``Pool.max_size``."""
+        return int(self._pool.get_max_size())
+
+
+async def _keep(connection: Any) -> None:
+    """Take the place of asyncpg's reset query: pgcairn leaves no state in a session, and it costs a round trip."""
+
+
+def make_pool(conn_string: str, settings: Settings, counters: Counters) -> AsyncpgPool:
+    """Make a pool of our own. Does no I/O.
+
+    Args:
+        conn_string: A libpq connection URI or ``key=value`` string; several hosts are allowed.
+        settings: ``min_size`` … ``connect_timeout_seconds`` and ``password`` apply.
+        counters: ``sessions_opened`` is counted.
+    """
+
+    async def init(connection: Any) -> None:
+        counters.sessions_opened += 1
+
+    password = settings.password
+
+    async def secret() -> str:
+        assert password is not None
+        value = password()
+        return await value if inspect.isawaitable(value) else value
+
+    uri, server_settings = _uri(conn_string)
+    # Not a coroutine: the pool connects when it is awaited in ``open``.
+    pool = asyncpg.create_pool(
+        uri,
+        password=None if password is None else secret,
+        min_size=settings.min_size,
+        max_size=settings.max_size,
+        max_inactive_connection_lifetime=settings.max_idle_seconds,
+        timeout=settings.connect_timeout_seconds,
+        statement_cache_size=_STATEMENT_CACHE_SIZE if settings.prepared_statements else 0,
+        server_settings={"application_name": settings.application_name, **server_settings},
+        init=init,
+        reset=_keep,
+    )
+    return AsyncpgPool(pool, settings, counters, owned=True)
+
+
+# libpq's own options that are no server settings; asyncpg would send them to the server, which refuses them.
+_LIBPQ_ONLY = frozenset(
+    [
+        "channel_binding",
+        "client_encoding",
+        "connect_timeout",
+        "fallback_application_name",
+        "gssencmode",
+        "gsslib",
+        "hostaddr",
+        "keepalives",
+        "keepalives_count",
+        "keepalives_idle",
+        "keepalives_interval",
+        "load_balance_hosts",
+        "requirepeer",
+        "sslcompression",
+        "sslcrldir",
+        "sslsni",
+        "tcp_user_timeout",
+    ]
+)
+
+
+def _uri(conn_string: str) -> tuple[str, dict[str, str]]:
+    """Turn a libpq connection string of either form into the URI form, the only one asyncpg reads."""
+    # libpq's own parser knows both forms and all escapes.
+    given = {name: str(value) for name, value in conninfo_to_dict(conn_string).items() if value is not None}
+    settings = {name: given.pop(name) for name in ("application_name",) if name in given}
+    kept = {name: value for name, value in given.items() if name not in _LIBPQ_ONLY}
+    return f"postgresql://?{urlencode(kept, quote_via=quote)}", settings

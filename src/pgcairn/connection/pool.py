@@ -1,0 +1,204 @@
+"""The connection seam: what the layers above need of a driver, and nothing else.
+
+Owns the two protocols (``Pool``, ``Session``), the query object that carries a statement to a driver, and
+the meaning of SQLSTATE codes. Never builds SQL and never opens a connection by itself. The drivers
+(``psycopg_driver``, ``asyncpg_driver``) implement the protocols and are held by one conformance suite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from pgcairn.errors import (
+    DatabaseError,
+    OutcomeUnknown,
+    PgcairnError,
+    RejectedError,
+    SchemaError,
+    UnavailableError,
+)
+from pgcairn.telemetry import Counters
+
+logger = logging.getLogger("pgcairn")
+
+T = TypeVar("T")
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """A statement as a driver needs it: constant text with ``$n`` placeholders, and their types.
+
+    Attributes:
+        name: Name of the statement, for logs; it also opens the text as a comment.
+        text: The SQL.
+        types: PostgreSQL types of $1, $2, …, as their casts in the text name them.
+    """
+
+    name: str
+    text: str
+    types: tuple[str, ...]
+
+
+class Session(Protocol):
+    """One database session, held by one task at a time."""
+
+    async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
+        """Run one statement in one round trip and return its rows.
+
+        Outside ``transaction()`` the statement is its own transaction, committed when this returns.
+
+        Raises:
+            UnavailableError: The statement was not carried out; repeating it may help.
+            OutcomeUnknown: The connection broke after the statement was sent.
+            RejectedError: The data of this statement was refused.
+            SchemaError: A table or column is missing.
+            DatabaseError: PostgreSQL refused the statement for another reason.
+        """
+        ...
+
+    async def script(self, text: str) -> None:
+        """Run DDL: one or more statements without parameters. Raises as ``fetch`` does."""
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[None]:
+        """A transaction around several statements; a savepoint if one is open already."""
+        ...
+
+
+class Pool(Protocol):
+    """Sessions, owned by pgcairn or lent by the user."""
+
+    async def open(self) -> None:
+        """Get ready. Idempotent. A pool lent by the user is left as it is."""
+        ...
+
+    async def close(self) -> None:
+        """Close what pgcairn owns. May be called twice; a pool lent by the user stays open."""
+        ...
+
+    def acquire(self) -> AbstractAsyncContextManager[Session]:
+        """Lend a session for the time of an ``async with`` block.
+
+        Raises:
+            UnavailableError: No session could be had in time.
+            ClosedError: The pool is closed.
+        """
+        ...
+
+    @property
+    def size(self) -> int:
+        """Sessions that exist right now."""
+        ...
+
+    @property
+    def idle(self) -> int:
+        """Sessions that nobody uses right now."""
+        ...
+
+    @property
+    def max_size(self) -> int:
+        """Most sessions that can be lent at the same time."""
+        ...
+
+
+# --- what an SQLSTATE means ----------------------------------------------------------------------
+
+# PostgreSQL manual, appendix A. The statement had no effect and the same statement may succeed later.
+_TRANSIENT = {
+    "25006": "the server is read-only (a standby, or a primary that was demoted)",
+    "40001": "serialization failure",
+    "40P01": "deadlock",
+    "53300": "too many connections",
+    "55P03": "lock not available",
+    "57P01": "the server is shutting down or the session was terminated",
+    "57P02": "the server crashed",
+    "57P03": "the server is starting up or shutting down",
+    "57P05": "the session was closed because it idled",
+}
+_TRANSIENT_CLASSES = ("08",)
+# The session can not be used for anything else after these.
+_SESSION_IS_LOST = frozenset({"25006", "57P01", "57P02", "57P03", "57P05"})
+# The data of one row is at fault: data exception, integrity constraint, cardinality, program limit, RAISE.
+_DATA_CLASSES = ("21", "22", "23", "54", "P0")
+_SCHEMA = frozenset({"42P01", "42703", "3F000", "42704"})
+
+
+def session_is_lost(sqlstate: str | None) -> bool:
+    """Whether a session that reported this SQLSTATE must be dropped instead of returned."""
+    return sqlstate is not None and (sqlstate in _SESSION_IS_LOST or sqlstate.startswith("08"))
+
+
+def error_for(sqlstate: str, message: str) -> PgcairnError:
+    """Translate PostgreSQL's error code into pgcairn's vocabulary."""
+    text = f"PostgreSQL: {message.strip()} [{sqlstate}]"
+    if sqlstate in _TRANSIENT or sqlstate.startswith(_TRANSIENT_CLASSES):
+        hint = None
+        if sqlstate == "53300":
+            hint = (
+                "The sum of all pools' max_size over all processes exceeds max_connections of the server: "
+                "lower max_size, use a pooler, or raise max_connections."
+            )
+        return UnavailableError(text, hint=hint)
+    if sqlstate in _SCHEMA:
+        return SchemaError(
+            f"The pgcairn schema is missing or older than this version: {message.strip()} [{sqlstate}]"
+        )
+    if sqlstate.startswith(_DATA_CLASSES):
+        return RejectedError(text, sqlstate=sqlstate)
+    return DatabaseError(text, sqlstate=sqlstate)
+
+
+# --- repeating what may be repeated ---------------------------------------------------------------
+
+# Guess: the first pause is shorter than a PostgreSQL restart, the longest does not delay recovery noticeably.
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+async def run_retried(
+    pool: Pool,
+    counters: Counters,
+    deadline_seconds: float,
+    operation: Callable[[Session], Awaitable[T]],
+) -> T:
+    """Run an operation on a session; repeat it with jittered exponential backoff until the deadline.
+
+    The operation must be one that can be repeated: a statement of its own, or one whole transaction.
+    ``UnavailableError`` and ``OutcomeUnknown`` are repeated, everything else is raised at once. After an
+    unknown outcome the error that is raised at the deadline stays ``OutcomeUnknown``, whatever came later.
+
+    Args:
+        pool: Where sessions come from.
+        counters: ``retries`` and ``sessions_lost`` are counted.
+        deadline_seconds: Seconds from now after which no new attempt starts. 0 means one attempt.
+        operation: Gets the session.
+    """
+    give_up_at = time.monotonic() + deadline_seconds
+    pause = _FIRST_PAUSE_SECONDS
+    unknown: OutcomeUnknown | None = None
+    while True:
+        try:
+            async with pool.acquire() as session:
+                return await operation(session)
+        except (UnavailableError, OutcomeUnknown) as error:
+            if isinstance(error, OutcomeUnknown):
+                unknown = error
+                counters.sessions_lost += 1
+            left = give_up_at - time.monotonic()
+            if left <= 0:
+                if unknown is not None and unknown is not error:
+                    raise unknown from error
+                raise
+            counters.retries += 1
+            wait = min(left, random.uniform(pause / 2, pause))  # noqa: S311 - jitter, not a secret
+            logger.warning("database call failed, next attempt in %.0f ms: %s", wait * 1000, error)
+        await asyncio.sleep(wait)
+        pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

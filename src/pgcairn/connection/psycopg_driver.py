@@ -1,0 +1,382 @@
+"""The psycopg 3 driver of the connection seam.
+
+Owns the pool that ``from_conn_string`` makes, and the adapters that let a user's ``AsyncConnectionPool`` or
+single ``AsyncConnection`` serve as one. Uses cursors of its own, so that nothing depends on the user's
+``row_factory``; puts ``autocommit`` back as it found it; obeys ``prepare_threshold=None``.
+Errors are mapped by SQLSTATE here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import struct
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import psycopg_pool
+from psycopg import AsyncConnection, AsyncRawCursor
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Dumper
+from psycopg.pq import ExecStatus, Format, TransactionStatus
+from psycopg.rows import tuple_row
+from psycopg_pool import AsyncConnectionPool
+
+from pgcairn.connection.pool import Query, Row, Session, error_for, session_is_lost
+from pgcairn.errors import (
+    ClosedError,
+    OutcomeUnknown,
+    PgcairnError,
+    RejectedError,
+    UnavailableError,
+)
+from pgcairn.settings import Settings
+from pgcairn.telemetry import Counters
+
+# --- parameters -----------------------------------------------------------------------------------
+#
+# psycopg finds the type of a list by looking at its elements and dumps them one by one through objects.
+# The statements name the type of every parameter, so the arrays are packed here in one pass instead.
+
+_OIDS = {
+    "text": 25,
+    "bytea": 17,
+    "int4": 23,
+    "int8": 20,
+    "text[]": 1009,
+    "bytea[]": 1001,
+    "int4[]": 1007,
+}  # PostgreSQL's pg_type.dat; fixed for all versions
+_INT = struct.Struct(">i")
+_LENGTHS = tuple(_INT.pack(n) for n in range(4096))
+_NULL = _INT.pack(-1)
+_ARRAY_HEAD = struct.Struct(">iiIii")  # dimensions, has nulls, element oid, length, lower bound
+_EMPTY_HEAD = struct.Struct(">iiI")
+
+
+def _pack(elements: Sequence[bytes | None], element_oid: int) -> bytes:
+    """Pack elements into PostgreSQL's binary array format (src/backend/utils/adt/arrayfuncs.c)."""
+    if not elements:
+        return _EMPTY_HEAD.pack(0, 0, element_oid)
+    parts: list[bytes] = [b""]
+    has_null = 0
+    for element in elements:
+        if element is None:
+            has_null = 1
+            parts.append(_NULL)
+        else:
+            length = len(element)
+            parts.append(_LENGTHS[length] if length < 4096 else _INT.pack(length))
+            parts.append(element)
+    parts[0] = _ARRAY_HEAD.pack(1, has_null, element_oid, len(elements), 1)
+    return b"".join(parts)
+
+
+class _Packed:
+    """A parameter that is in PostgreSQL's binary format already."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: bytes | None) -> None:
+        self.buffer = buffer
+
+
+class _PackedDumper(Dumper):
+    format = Format.BINARY
+
+    def dump(self, obj: _Packed) -> Buffer | None:
+        return obj.buffer
+
+
+def _packed_type(type_name: str) -> tuple[type[_Packed], type[_PackedDumper]]:
+    # A class of its own for each type, because psycopg chooses the dumper, and thereby the oid, by class.
+    name = type_name.replace("[]", "_array")
+    packed = type(f"_Packed_{name}", (_Packed,), {"__slots__": ()})
+    dumper = type(f"_PackedDumper_{name}", (_PackedDumper,), {"oid": _OIDS[type_name]})
+    return packed, dumper
+
+
+_TYPES = {name: _packed_type(name) for name in _OIDS}
+
+
+def _encoder(type_name: str) -> Callable[[Any], _Packed]:
+    packed = _TYPES[type_name][0]
+    if type_name == "text[]":
+        return lambda values: packed(_pack([None if v is None else v.encode() for v in values], 25))
+    if type_name == "bytea[]":
+        return lambda values: packed(_pack(values, 17))
+    if type_name == "int4[]":
+        pack_int = _INT.pack
+        return lambda values: packed(_pack([None if v is None else pack_int(v) for v in values], 23))
+    if type_name == "text":
+        return lambda value: packed(None if value is None else value.encode())
+    if type_name == "int4":
+        return lambda value: packed(None if value is None else _INT.pack(value))
+    if type_name == "int8":
+        return lambda value: packed(None if value is None else struct.pack(">q", value))
+    return packed
+
+
+_ENCODERS = {name: _encoder(name) for name in _OIDS}
+
+
+class _Cursor(AsyncRawCursor[tuple[Any, ...]]):
+    """A cursor that knows the packed types and yields tuples whatever the connection's row factory."""
+
+    def __init__(self, connection: AsyncConnection[Any]) -> None:
+        super().__init__(connection, row_factory=tuple_row)
+        adapters: AdaptersMap = self.adapters
+        for packed, dumper in _TYPES.values():
+            adapters.register_dumper(packed, dumper)
+
+
+# A cursor costs about 12 µs to make and register; each connection keeps one.
+_cursors: weakref.WeakKeyDictionary[AsyncConnection[Any], _Cursor] = weakref.WeakKeyDictionary()
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+def _translate(error: psycopg.Error, *, sent: bool) -> PgcairnError:
+    """Map a psycopg error. ``sent`` says whether the statement may have reached the server."""
+    if error.sqlstate is not None and not error.sqlstate.startswith("08"):
+        return error_for(error.sqlstate, error.diag.message_primary or str(error))
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        kind = OutcomeUnknown if sent else UnavailableError
+        return kind(f"The connection to PostgreSQL was lost: {str(error).strip()}")
+    return RejectedError(f"psycopg: {error}", sqlstate=error.sqlstate)
+
+
+class PsycopgSession:
+    """One psycopg connection, seen through the seam."""
+
+    __slots__ = ("_connection", "_counters", "_cursor", "_prepare", "lost")
+
+    def __init__(self, connection: AsyncConnection[Any], counters: Counters, *, prepare: bool) -> None:
+        self._connection = connection
+        cursor = _cursors.get(connection)
+        if cursor is None:
+            cursor = _cursors[connection] = _Cursor(connection)
+        self._cursor = cursor
+        self._counters = counters
+        self._prepare = prepare
+        self.lost = False
+
+    async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
+        """See ``Session.fetch``."""
+        try:
+            encoded = [
+                _ENCODERS[type_name](value) for type_name, value in zip(query.types, params, strict=True)
+            ]
+        except (UnicodeEncodeError, struct.error) as error:
+            raise RejectedError(f"A parameter of {query.name} cannot be encoded: {error}") from error
+        self._counters.statements += 1
+        self._counters.round_trips += 1
+        cursor = self._cursor
+        try:
+            await cursor.execute(query.text, encoded, prepare=self._prepare, binary=True)
+            result = cursor.pgresult
+            if result is None or result.status != ExecStatus.TUPLES_OK:
+                return ()
+            return await cursor.fetchall()
+        except psycopg.Error as error:
+            raise self._failed(error) from error
+
+    async def script(self, text: str) -> None:
+        """See ``Session.script``."""
+        self._counters.statements += 1
+        self._counters.round_trips += 1
+        try:
+            await self._cursor.execute(text, prepare=False)
+        except psycopg.Error as error:
+            raise self._failed(error) from error
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """See ``Session.transaction``."""
+        self._counters.statements += 2
+        self._counters.round_trips += 2
+        try:
+            async with self._connection.transaction():
+                yield
+        except psycopg.Error as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: psycopg.Error) -> PgcairnError:
+        if self._connection.closed or session_is_lost(error.sqlstate):
+            self.lost = True
+        return _translate(error, sent=True)
+
+
+@asynccontextmanager
+async def _in_autocommit(connection: AsyncConnection[Any]) -> AsyncIterator[None]:
+    """Put a connection into autocommit for a while; leave one alone that is inside a transaction."""
+    flip = not connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
+    if flip:
+        await connection.set_autocommit(True)
+    try:
+        yield
+    finally:
+        if flip and not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE:
+            await connection.set_autocommit(False)
+
+
+# --- pools ----------------------------------------------------------------------------------------
+
+
+class PsycopgPool:
+    """A psycopg pool as a ``Pool``: one lent by the user, or (with ``owned``) one of our own."""
+
+    def __init__(
+        self, pool: AsyncConnectionPool[Any], settings: Settings, counters: Counters, *, owned: bool
+    ) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._counters = counters
+        self._owned = owned
+
+    async def open(self) -> None:
+        """See ``Pool.open``."""
+        if self._owned:
+            await self._pool.open()
+
+    async def close(self) -> None:
+        """See ``Pool.close``."""
+        if self._owned:
+            await self._pool.close(timeout=self._settings.close_timeout_seconds)
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Session]:
+        """See ``Pool.acquire``."""
+        try:
+            # A user's pool keeps its own timeout.
+            timeout = self._settings.acquire_timeout_seconds if self._owned else None
+            connection = await self._pool.getconn(timeout)
+        except psycopg_pool.PoolClosed as error:
+            if not self._owned and not self._pool.closed:
+                raise ClosedError("The pool that was given to the saver is not open yet.") from error
+            raise ClosedError(
+                "The saver's pool is closed."
+                if self._owned
+                else "The pool that was given to the saver is closed."
+            ) from error
+        except psycopg.Error as error:  # PoolTimeout, TooManyRequests, failed connections
+            raise UnavailableError(f"No session could be had: {error}") from error
+        session = PsycopgSession(connection, self._counters, prepare=self._settings.prepared_statements)
+        try:
+            async with _in_autocommit(connection):
+                yield session
+        finally:
+            if session.lost:
+                # Closed connections are replaced by the pool when they are returned.
+                await connection.close()
+            await self._pool.putconn(connection)
+
+    @property
+    def size(self) -> int:
+        """See ``Pool.size``."""
+        return self._pool.get_stats().get("pool_size", 0)
+
+    @property
+    def idle(self) -> int:
+        """See ``Pool.idle``."""
+        return self._pool.get_stats().get("pool_available", 0)
+
+    @property
+    def max_size(self) -> int:
+        """See ``Pool.max_size``."""
+        return self._pool.max_size
+
+
+class PsycopgConnectionAsPool:
+    """A single connection of the user's as a ``Pool`` of one. It cannot heal itself."""
+
+    size = max_size = 1
+
+    def __init__(self, connection: AsyncConnection[Any], settings: Settings, counters: Counters) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._counters = counters
+        self._turn: asyncio.Lock | None = None
+
+    async def open(self) -> None:
+        """See ``Pool.open``."""
+
+    async def close(self) -> None:
+        """See ``Pool.close``."""
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Session]:
+        """See ``Pool.acquire``. Callers take turns: there is one session, and it stays the user's."""
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        async with self._turn:
+            if self._connection.closed:
+                raise ClosedError(
+                    "The connection that was given to the saver is closed.",
+                    hint="A single connection cannot heal itself: pass a pool, or use from_conn_string.",
+                )
+            async with _in_autocommit(self._connection):
+                yield PsycopgSession(
+                    self._connection, self._counters, prepare=self._settings.prepared_statements
+                )
+
+    @property
+    def idle(self) -> int:
+        """See ``Pool.idle``."""
+        return int(self._turn is None or not self._turn.locked())
+
+
+def make_pool(conn_string: str, settings: Settings, counters: Counters) -> PsycopgPool:
+    """Make a pool of our own. Does no I/O.
+
+    Args:
+        conn_string: A libpq connection string or URI; several hosts are allowed.
+        settings: ``min_size`` … ``connect_timeout_seconds`` and ``password`` apply.
+        counters: ``sessions_opened`` is counted.
+    """
+    keywords: dict[str, Any] = {
+        "autocommit": True,
+        "prepare_threshold": 5 if settings.prepared_statements else None,
+        "application_name": settings.application_name,
+        "connect_timeout": max(
+            2, round(settings.connect_timeout_seconds)
+        ),  # libpq takes whole seconds, at least 2
+        # A peer that vanished without a word is noticed within about 30 s, also while it is quiet.
+        "keepalives": 1,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 4,
+        "tcp_user_timeout": 30_000,
+    }
+    given = psycopg.conninfo.conninfo_to_dict(conn_string)
+    keywords = {name: value for name, value in keywords.items() if name not in given}
+    password = settings.password
+
+    class Connection(AsyncConnection[Any]):
+        @classmethod
+        async def connect(cls, conninfo: str = "", **kwargs: Any) -> Connection:
+            if password is not None:
+                secret = password()
+                kwargs["password"] = await secret if inspect.isawaitable(secret) else secret
+            connection = await super().connect(conninfo, **kwargs)
+            counters.sessions_opened += 1
+            return connection
+
+    pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
+        conn_string,
+        connection_class=Connection,
+        kwargs=keywords,
+        min_size=settings.min_size,
+        max_size=settings.max_size,
+        max_idle=settings.max_idle_seconds,
+        max_lifetime=settings.max_lifetime_seconds,
+        timeout=settings.acquire_timeout_seconds,
+        reconnect_timeout=settings.acquire_timeout_seconds,
+        name=settings.application_name,
+        open=False,
+    )
+    return PsycopgPool(pool, settings, counters, owned=True)

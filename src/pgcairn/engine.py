@@ -1,0 +1,275 @@
+"""What a saver and its clones share: the pool, the layers on top of it, the owner's event loop, the life cycle.
+
+Owns opening (once, by whoever comes first), the check of the schema, forwarding from other event loops and
+threads, and closing. Knows nothing of LangGraph's interface; ``saver.py`` is above it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
+
+from pgcairn.coalescer import Coalescer
+from pgcairn.codec.placement import Placements
+from pgcairn.connection import psycopg_driver
+from pgcairn.connection.pool import Pool, Session
+from pgcairn.errors import ClosedError, InvalidInput, SettingsError, WrongLoopError
+from pgcairn.intake import Intake
+from pgcairn.reader import Reader
+from pgcairn.settings import Settings
+from pgcairn.storage import migrations
+from pgcairn.storage.repository import Repository
+from pgcairn.storage.statements import statements_for
+from pgcairn.telemetry import Counters, Stats, snapshot
+
+logger = logging.getLogger("pgcairn")
+
+T = TypeVar("T")
+
+# How often a caller that waits for another event loop looks whether that loop still runs.
+_LOOP_CHECK_SECONDS = 0.5
+
+
+def pool_for(connection: object, settings: Settings, counters: Counters) -> Pool:
+    """Wrap what the user gave into the seam.
+
+    Raises:
+        InvalidInput: It is nothing that pgcairn can use; the message says what is.
+    """
+    if isinstance(connection, AsyncConnectionPool):
+        return psycopg_driver.PsycopgPool(connection, settings, counters, owned=False)
+    if isinstance(connection, AsyncConnection):
+        return psycopg_driver.PsycopgConnectionAsPool(connection, settings, counters)
+    if type(connection).__module__.partition(".")[0] == "asyncpg":
+        import asyncpg
+
+        from pgcairn.connection import asyncpg_driver
+
+        if isinstance(connection, asyncpg.Pool):
+            return asyncpg_driver.AsyncpgPool(connection, settings, counters, owned=False)
+    hint = (
+        "For a connection string use `async with AsyncPostgresSaver.from_conn_string(dsn) as saver`."
+        if isinstance(connection, str)
+        else ""
+    )
+    raise InvalidInput(
+        f"conn must be a psycopg AsyncConnectionPool, a psycopg AsyncConnection or an asyncpg Pool, "
+        f"not {type(connection).__module__}.{type(connection).__qualname__}.",
+        hint=hint,
+    )
+
+
+def owned_pool(conn_string: str, settings: Settings, counters: Counters) -> Pool:
+    """Make a pool for a connection string. Does no I/O.
+
+    Raises:
+        SettingsError: The driver is not installed.
+    """
+    if settings.driver == "psycopg":
+        return psycopg_driver.make_pool(conn_string, settings, counters)
+    try:
+        from pgcairn.connection import asyncpg_driver
+    except ImportError as error:
+        raise SettingsError("driver='asyncpg' needs asyncpg: pip install 'pgcairn[asyncpg]'.") from error
+    return asyncpg_driver.make_pool(conn_string, settings, counters)
+
+
+class _ReadyPool:
+    """The pool as the layers above see it: its first use opens it and checks the schema."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pool = engine.pool
+
+    async def open(self) -> None:
+        await self._engine.ready()
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Session]:
+        if not self._engine.is_ready:
+            await self._engine.ready()
+        async with self._pool.acquire() as session:
+            yield session
+
+    @property
+    def size(self) -> int:
+        return self._pool.size
+
+    @property
+    def idle(self) -> int:
+        return self._pool.idle
+
+    @property
+    def max_size(self) -> int:
+        return self._pool.max_size
+
+
+class Engine:
+    """One per saver, shared by the clones that ``with_allowlist`` makes. Construction does no I/O."""
+
+    def __init__(self, pool: Pool, settings: Settings, counters: Counters, *, pipeline: bool) -> None:
+        self.pool = pool
+        self.settings = settings
+        self.counters = counters
+        self.statements = statements_for(settings.schema)
+        self.repository = Repository(self.statements)
+        self.placements = Placements(settings.placement_cache_entries)
+        self.is_ready = False
+        ready_pool = _ReadyPool(self)
+        self.coalescer = Coalescer(ready_pool, self.repository, settings, counters, group_commit=pipeline)
+        self.reader = Reader(ready_pool, self.repository, settings, counters, group_reads=pipeline)
+        self.intake = Intake(self.coalescer, settings, counters, self.placements)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        with contextlib.suppress(RuntimeError):  # no loop yet: the first use decides
+            self.loop = asyncio.get_running_loop()
+
+    # --- life cycle --------------------------------------------------------------------------------
+
+    async def open_pool(self) -> None:
+        """Open the pool, without asking for a schema. Idempotent."""
+        if self._closing is not None:
+            raise ClosedError
+        await self.pool.open()
+
+    async def ready(self) -> None:
+        """Open the pool and check the schema, once; concurrent callers wait for the same attempt.
+
+        Raises:
+            SchemaError: The schema is missing or older. The next call looks again.
+            UnavailableError: The database cannot be reached.
+        """
+        if self.is_ready:
+            return
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.get_running_loop().create_task(self._open(), name="pgcairn-open")
+        await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        await self.open_pool()
+        async with self.pool.acquire() as session:
+            await migrations.require_current(session, self.statements)
+        self.is_ready = True
+
+    async def setup(self, *, metadata_index: bool) -> list[str]:
+        """Bring the schema up to date; see ``migrations.migrate``."""
+        await self.open_pool()
+        async with self.pool.acquire() as session:
+            applied = await migrations.migrate(
+                session,
+                self.statements,
+                metadata_index=metadata_index,
+                deadline_seconds=self.settings.acquire_timeout_seconds,
+            )
+        if applied:
+            logger.info("schema %s: applied %s", self.settings.schema, ", ".join(applied))
+        return applied
+
+    async def close(self) -> None:
+        """Flush and close. May be called twice and concurrently; all callers wait for the same closing."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close(), name="pgcairn-close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            await self.coalescer.close(self.settings.close_timeout_seconds)
+            await self.reader.close()
+        finally:
+            await self.pool.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closing is not None
+
+    def stats(self) -> Stats:
+        """What was done since the engine was made."""
+        return snapshot(self.counters, pool_size=self.pool.size, pool_idle=self.pool.idle)
+
+    # --- event loops -------------------------------------------------------------------------------
+
+    def is_owner(self) -> bool:
+        """Whether the running event loop is the owner; the first one to call becomes it."""
+        running = asyncio.get_running_loop()
+        if self.loop is None:
+            self.loop = running
+        return running is self.loop
+
+    async def forward(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a call on the owner's loop and wait for it from another one.
+
+        Raises:
+            WrongLoopError: The owner's loop is closed or not running, so nobody could answer.
+        """
+        owner = self._running_owner()
+        waiting = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), owner))
+        while True:
+            done, _ = await asyncio.wait([waiting], timeout=_LOOP_CHECK_SECONDS)
+            if done:
+                return waiting.result()
+            if not owner.is_running():
+                waiting.cancel()
+                self._running_owner()
+
+    def call_from_thread(self, name: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a call on the owner's loop and block this thread until it is answered.
+
+        Raises:
+            asyncio.InvalidStateError: This thread runs the owner's loop; waiting would block it for ever.
+            WrongLoopError: The owner's loop is closed, not running, or not known yet.
+        """
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not None and running is self.loop:
+            raise asyncio.InvalidStateError(
+                f"{name}() would block the event loop that answers it: use `await saver.a{name}(...)` here."
+                if name != "list"
+                else "list() would block the event loop that answers it: use `async for ... in saver.alist(...)` here."
+            )
+        owner = self._running_owner()
+        future = asyncio.run_coroutine_threadsafe(call(), owner)
+        while True:
+            try:
+                return future.result(timeout=_LOOP_CHECK_SECONDS)
+            except TimeoutError:
+                pass
+            except asyncio.TimeoutError:  # Python 3.10: not the builtin
+                pass
+            if future.done():
+                return future.result()
+            if not owner.is_running():
+                future.cancel()
+                self._running_owner()
+
+    def _running_owner(self) -> asyncio.AbstractEventLoop:
+        owner = self.loop
+        if owner is None:
+            raise WrongLoopError(
+                "The saver has no event loop yet.",
+                hint="Call `await saver.open()` first, or use pgcairn.PostgresSaver in programs without an event loop.",
+            )
+        if not owner.is_closed() and owner.is_running():
+            return owner
+        try:
+            caller = f"event loop {asyncio.get_running_loop()!r}"
+        except RuntimeError:
+            caller = "a thread without an event loop"
+        state = "closed" if owner.is_closed() else "not running"
+        raise WrongLoopError(
+            f"The saver belongs to event loop {owner!r}, which is {state}; it was called from {caller}.",
+            hint="Make the saver inside the event loop that uses it, one per loop, or use pgcairn.PostgresSaver.",
+        )

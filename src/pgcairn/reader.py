@@ -1,0 +1,328 @@
+"""READ PATH. Latest-state reads, exact reads, listings.
+
+Owns the coalescing of reads (many callers, one statement), the size of pages, and the rebuilding of a
+``CheckpointTuple`` from what is stored. Never writes, and holds no session while a caller does something
+else: a paused listing blocks nobody.
+
+Reads of one moment are answered together: up to ``_SLOTS`` statements are under way at once, each for all
+that had gathered when it left. A lone read leaves at once, as a statement of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+
+from pgcairn.codec import body as body_codec
+from pgcairn.codec.compression import FrameError
+from pgcairn.codec.serde import Codec
+from pgcairn.connection.pool import Pool, Session, run_retried
+from pgcairn.errors import ClosedError, PgcairnError, StoredDataError
+from pgcairn.settings import Settings
+from pgcairn.storage.repository import Page, Repository, StoredTuple
+from pgcairn.telemetry import Counters
+
+T = TypeVar("T")
+
+Key = tuple[str, str, "str | None"]
+"""(thread, namespace, checkpoint or ``None`` for the latest)."""
+
+# Statements for reads under way at once. One is answered while the other gathers; more only make the groups
+# smaller (measured at 64 callers, docs/benchmarks.md).
+_SLOTS = 2
+# A listing's first page is small, because many ask for one row and the size of rows is not known yet.
+_FIRST_PAGE_ROWS = 8
+
+# LangGraph's name of the channel that held Sends in the parent's writes before format 4.
+_TASKS = "__pregel_tasks"
+
+
+class _Request(NamedTuple):
+    key: Key
+    answer: asyncio.Future[StoredTuple | None]
+
+
+class Reader:
+    """All reads of a saver. Methods are for the owner's event loop.
+
+    Background tasks: at most ``_SLOTS`` named ``pgcairn-read`` while reads wait, and one named
+    ``pgcairn-page`` for each page being fetched. They own the session, so a cancelled caller breaks nothing.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        repository: Repository,
+        settings: Settings,
+        counters: Counters,
+        *,
+        group_reads: bool = True,
+    ) -> None:
+        self._pool = pool
+        self._repository = repository
+        self._settings = settings
+        self._counters = counters
+        self._waiting: deque[_Request] = deque()
+        self._slots = min(_SLOTS, pool.max_size) if group_reads else pool.max_size
+        self._most_rows = settings.read_batch_rows if group_reads else 1
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._busy = 0
+        self._mean_bytes = 4096.0
+        self._closed = False
+
+    # --- one checkpoint ----------------------------------------------------------------------------
+
+    async def load(self, key: Key) -> StoredTuple | None:
+        """Read a checkpoint as it is stored; ``None`` if there is none.
+
+        Raises:
+            UnavailableError, OutcomeUnknown, DatabaseError, SchemaError, ClosedError: See there.
+        """
+        if self._closed:
+            raise ClosedError(thread_id=key[0])
+        started = time.perf_counter()
+        answer: asyncio.Future[StoredTuple | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(key, answer))
+        if self._busy < self._slots:
+            self._busy += 1
+            self._spawn(self._answer_all(), "pgcairn-read")
+        stored = await answer
+        self._counters.reads += 1
+        self._counters.read_latency.observe(time.perf_counter() - started)
+        return stored
+
+    async def _answer_all(self) -> None:
+        """Answer what waits, group by group, until nothing waits."""
+        try:
+            while self._waiting:
+                # Bounded in rows and, by the mean of what was read so far, in bytes.
+                most = max(1, min(self._most_rows, int(self._settings.page_bytes / self._mean_bytes)))
+                group = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+                group = [request for request in group if not request.answer.done()]
+                if group:
+                    await self._answer(group)
+        finally:
+            self._busy -= 1
+
+    async def _answer(self, group: list[_Request]) -> None:
+        keys = list(dict.fromkeys(request.key for request in group))
+        try:
+            found = await self._retried(lambda session: self._select(session, keys))
+        except BaseException as error:
+            for request in group:
+                if not request.answer.done():
+                    if isinstance(error, PgcairnError):
+                        request.answer.set_exception(error)
+                    else:
+                        failure = PgcairnError("The read was interrupted.")
+                        failure.__cause__ = error
+                        request.answer.set_exception(failure)
+            if not isinstance(error, PgcairnError):
+                raise
+            return
+        self._counters.read_batches += 1
+        for stored in found.values():
+            self._counters.read_bytes += stored.stored_bytes
+            self._mean_bytes += (stored.stored_bytes - self._mean_bytes) / 16
+        for request in group:
+            if not request.answer.done():
+                request.answer.set_result(found.get(request.key))
+
+    async def _select(self, session: Session, keys: Sequence[Key]) -> dict[Key, StoredTuple]:
+        if len(keys) == 1:
+            stored = await self._repository.select_tuple(session, *keys[0])
+            return {} if stored is None else {keys[0]: stored}
+        wanted = set(keys)
+        found: dict[Key, StoredTuple] = {}
+        for stored in await self._repository.select_tuples(session, keys):
+            exact = (stored.thread_id, stored.checkpoint_ns, stored.checkpoint_id)
+            latest = (stored.thread_id, stored.checkpoint_ns, None)
+            if exact in wanted:
+                found[exact] = stored
+            # An exact read of an older checkpoint must not pass for the latest.
+            if latest in wanted and (
+                latest not in found or found[latest].checkpoint_id < stored.checkpoint_id
+            ):
+                found[latest] = stored
+        return found
+
+    # --- listings ------------------------------------------------------------------------------------
+
+    async def pages(self, page: Page, limit: int | None) -> AsyncIterator[list[StoredTuple]]:
+        """Yield a listing page by page. No session is held while a page is being consumed.
+
+        Args:
+            page: What to list; its ``after`` and ``rows`` are set here.
+            limit: Most rows in all.
+        """
+        rows = _FIRST_PAGE_ROWS
+        left = limit
+        while left is None or left > 0:
+            rows = min(rows, self._settings.page_rows, left if left is not None else rows)
+            asked = page._replace(rows=rows)
+            found = await self.detached(
+                lambda session, asked=asked: self._repository.select_page(session, asked)  # type: ignore[misc]
+            )
+            if not found:
+                return
+            size = sum(stored.stored_bytes for stored in found)
+            self._counters.read_bytes += size
+            yield found
+            if len(found) < rows:
+                return
+            if left is not None:
+                left -= len(found)
+            last = found[-1]
+            page = page._replace(after=(last.checkpoint_id, last.thread_id, last.checkpoint_ns))
+            fitting = int(self._settings.page_bytes / max(1, size / len(found)))
+            rows = max(1, min(rows * 4, fitting, self._settings.page_rows))
+
+    async def detached(self, operation: Callable[[Session], Awaitable[T]]) -> T:
+        """Run an operation in a task of its own: cancelling the caller leaves the session in order."""
+        if self._closed:
+            raise ClosedError
+        return await asyncio.shield(self._spawn(self._retried(operation), "pgcairn-page"))
+
+    async def close(self) -> None:
+        """Refuse new reads and wait for those under way. May be called twice."""
+        self._closed = True
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its callers have it, or left
+
+    async def _retried(self, operation: Callable[[Session], Awaitable[T]]) -> T:
+        return await run_retried(self._pool, self._counters, self._settings.retry_deadline_seconds, operation)
+
+
+# --- from stored rows to LangGraph's tuple ------------------------------------------------------------
+
+
+def replay(codec: Codec, stored: StoredTuple) -> CheckpointTuple:
+    """Rebuild a checkpoint from what is stored.
+
+    Raises:
+        StoredDataError: Something is missing or corrupt; the error names what and where.
+    """
+    try:
+        body = body_codec.unpack(codec.unframe(stored.body))
+        fields, plain_values, metadata = body_codec.load_core(codec, body)
+    except FrameError as error:
+        raise _corrupt(stored, f"The checkpoint's body cannot be read: {error}.") from error
+    if fields.get("id") != stored.checkpoint_id:
+        raise _corrupt(stored, f"The checkpoint's body belongs to checkpoint {fields.get('id')!r}.")
+    values: dict[str, Any] = dict(plain_values)
+    for channel, type_name, payload in body.inline:
+        try:
+            values[channel] = codec.load(type_name, payload)
+        except FrameError as error:
+            raise _corrupt(stored, f"A channel value cannot be read: {error}.", channel=channel) from error
+    if stored.refs is not None:
+        _load_referenced(codec, stored, values)
+    pending = [
+        (task_id, channel, _load_frame(codec, stored, type_name, frame, channel))
+        for task_id, channel, type_name, frame in zip(
+            stored.write_task_ids or (),
+            stored.write_channels or (),
+            stored.write_types or (),
+            stored.write_frames or (),
+            strict=True,
+        )
+    ]
+    checkpoint = {**fields, "channel_values": values}
+    if stored.send_frames:
+        _migrate_sends(codec, stored, checkpoint)
+    return CheckpointTuple(
+        config=_config(stored, stored.checkpoint_id),
+        checkpoint=checkpoint,  # type: ignore[arg-type]
+        metadata=metadata,  # type: ignore[arg-type]
+        parent_config=_config(stored, stored.parent_checkpoint_id) if stored.parent_checkpoint_id else None,
+        pending_writes=pending,
+    )
+
+
+def _load_referenced(codec: Codec, stored: StoredTuple, values: dict[str, Any]) -> None:
+    for channel, type_name, frame in zip(
+        stored.value_channels or (),
+        stored.value_types or (),
+        stored.value_frames or (),
+        strict=True,
+    ):
+        values[channel] = _load_frame(codec, stored, type_name, frame, channel)
+    wanted = references(stored)
+    if len(wanted) != len(stored.value_channels or ()):
+        for channel, version in wanted.items():
+            if channel not in (stored.value_channels or ()):
+                raise StoredDataError(
+                    "A channel value is missing.",
+                    thread_id=stored.thread_id,
+                    checkpoint_ns=stored.checkpoint_ns,
+                    checkpoint_id=stored.checkpoint_id,
+                    channel=channel,
+                    version=version,
+                )
+
+
+def references(stored: StoredTuple) -> dict[str, str]:
+    """Channel → version of the values that have a row of their own."""
+    return {} if stored.refs is None else dict(orjson.loads(stored.refs))
+
+
+def _load_frame(codec: Codec, stored: StoredTuple, type_name: str, frame: bytes, channel: str) -> Any:
+    try:
+        return codec.load(codec.plain_type(type_name), codec.unframe(frame))
+    except FrameError as error:
+        version = references(stored).get(channel)
+        raise _corrupt(
+            stored, f"A stored value cannot be read: {error}.", channel=channel, version=version
+        ) from error
+
+
+def _migrate_sends(codec: Codec, stored: StoredTuple, checkpoint: dict[str, Any]) -> None:
+    """Move the Sends of a checkpoint below format 4 to where LangGraph looks for them today."""
+    checkpoint["channel_values"][_TASKS] = [
+        _load_frame(codec, stored, type_name, frame, _TASKS)
+        for type_name, frame in zip(stored.send_types or (), stored.send_frames or (), strict=True)
+    ]
+    versions = dict(checkpoint.get("channel_versions") or {})
+    versions[_TASKS] = max(versions.values()) if versions else f"{1:032}.{0:016}"
+    checkpoint["channel_versions"] = versions
+
+
+def _config(stored: StoredTuple, checkpoint_id: str) -> RunnableConfig:
+    return {
+        "configurable": {
+            "thread_id": stored.thread_id,
+            "checkpoint_ns": stored.checkpoint_ns,
+            "checkpoint_id": checkpoint_id,
+        }
+    }
+
+
+def _corrupt(
+    stored: StoredTuple, message: str, *, channel: str | None = None, version: str | None = None
+) -> StoredDataError:
+    return StoredDataError(
+        message,
+        thread_id=stored.thread_id,
+        checkpoint_ns=stored.checkpoint_ns,
+        checkpoint_id=stored.checkpoint_id,
+        channel=channel,
+        version=version,
+    )

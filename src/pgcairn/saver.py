@@ -1,0 +1,473 @@
+"""LangGraph's interface. Opens and closes, checks and encodes what comes in, and wires the layers.
+
+Owns the public class. No SQL, no sockets, no batching: writes go to the coalescer, reads to the reader, both
+belong to the engine that a saver shares with its clones.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_checkpoint_id,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from typing_extensions import Self
+
+from pgcairn.codec.metadata import searchable
+from pgcairn.codec.serde import Codec
+from pgcairn.engine import Engine, owned_pool, pool_for
+from pgcairn.errors import InvalidInput
+from pgcairn.keys import (
+    check_text,
+    checkpoint_of,
+    configurable_of,
+    namespace_of,
+    thread_of,
+)
+from pgcairn.reader import references, replay
+from pgcairn.settings import Settings
+from pgcairn.storage.repository import Page, StoredTuple
+from pgcairn.telemetry import Counters, Stats
+
+logger = logging.getLogger("pgcairn")
+
+# Threads whose size was logged; a bound, so that a process that sees millions of them does not remember all.
+_MAX_WARNED_THREADS = 10_000
+
+
+class GraphState(BaseCheckpointSaver[str]):
+    """LangGraph's interface over an engine: reading and writing, async and sync.
+
+    The public savers add how they are made, opened and closed.
+    """
+
+    def _start(self, engine: Engine) -> None:
+        self._engine = engine
+        self._codec_made_for: object = None
+        self._codec_made: Codec | None = None
+
+    def stats(self) -> Stats:
+        """What the saver did and how it is: counters, backlog, batch sizes, latencies, pool."""
+        return self._engine.stats()
+
+    # --- reading -------------------------------------------------------------------------------------
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Read one checkpoint: the latest of its namespace, or the one that the config names.
+
+        Returns:
+            The checkpoint with all its values and its pending writes, or ``None`` if there is none.
+
+        Raises:
+            InvalidInput: The config names no thread.
+            StoredDataError: Stored bytes are missing or corrupt.
+            UnavailableError: The database cannot be reached; never ``None`` for that.
+        """
+        configurable = configurable_of(config)
+        key = (
+            thread_of(configurable.get("thread_id")),
+            namespace_of(configurable),
+            checkpoint_of(configurable),
+        )
+        engine = self._engine
+        if not engine.is_owner():
+            return await engine.forward(functools.partial(self.aget_tuple, config))
+        stored = await engine.reader.load(key)
+        return None if stored is None else self._replay(stored)
+
+    def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """List checkpoints, newest first, page by page; no session is held between pages.
+
+        Args:
+            config: Thread, and optionally a namespace (a missing one means all, ``""`` the root) and a
+                checkpoint. ``None``: all threads.
+            filter: Metadata that must be contained, in the sense of JSONB's ``@>``.
+            before: Only checkpoints whose id is below the one that this config names.
+            limit: Most checkpoints to yield; 0 yields none.
+
+        Raises:
+            InvalidInput: The limit is negative, or the config names no thread.
+            StoredDataError, UnavailableError: See ``aget_tuple``; while iterating.
+        """
+        page, limit = self._page(config, filter, before, limit)
+        return self._list(page, limit)
+
+    async def _list(self, page: Page, limit: int | None) -> AsyncIterator[CheckpointTuple]:
+        engine = self._engine
+        found = self._replay_pages(page, limit)
+        try:
+            while True:
+                following = functools.partial(_following, found)
+                each = await following() if engine.is_owner() else await engine.forward(following)
+                if each is None:
+                    return
+                yield each
+        finally:
+            # Holds no session and waits for nothing, so it can be closed from any loop.
+            await found.aclose()
+
+    async def _replay_pages(self, page: Page, limit: int | None) -> AsyncGenerator[CheckpointTuple, None]:
+        async for rows in self._engine.reader.pages(page, limit):
+            for stored in rows:
+                yield self._replay(stored)
+
+    def _page(
+        self,
+        config: RunnableConfig | None,
+        filter: Mapping[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> tuple[Page, int | None]:
+        if limit is not None and limit < 0:
+            raise InvalidInput(f"limit={limit} is negative: use None for all, or 0 and more.")
+        thread_id = checkpoint_ns = checkpoint_id = None
+        if config is not None:
+            configurable = configurable_of(config)
+            thread_id = thread_of(configurable.get("thread_id"))
+            if configurable.get("checkpoint_ns") is not None:
+                checkpoint_ns = namespace_of(configurable)
+            checkpoint_id = checkpoint_of(configurable)
+        before_id = None
+        if before is not None and (found := get_checkpoint_id(before)):
+            before_id = check_text(str(found), "before")
+        return (
+            Page(
+                thread_id=thread_id,
+                checkpoint_ns=checkpoint_ns,
+                checkpoint_id=checkpoint_id,
+                before=before_id,
+                metadata=searchable(filter or {}),
+                after=None,
+                rows=0,
+            ),
+            limit,
+        )
+
+    def _replay(self, stored: StoredTuple) -> CheckpointTuple:
+        found = replay(self._codec, stored)
+        if stored.refs is not None:
+            self._engine.placements.remember(stored.thread_id, stored.checkpoint_ns, references(stored))
+        return found
+
+    # --- writing -------------------------------------------------------------------------------------
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; returns after COMMIT.
+
+        The values are serialized before this first waits, so changing them afterwards does no harm. Putting an
+        id again replaces checkpoint and metadata; its parent and values of known versions stay.
+
+        Args:
+            config: Thread and namespace; its ``checkpoint_id`` becomes the parent.
+            checkpoint: With the values of all channels that have one.
+            metadata: Stored together with the config's metadata and scalar configurables.
+            new_versions: The channels that changed.
+
+        Returns:
+            The config that reads this checkpoint.
+
+        Raises:
+            InvalidInput: A key cannot be stored.
+            SerializationError: A value cannot be carried; the error names its path.
+            RejectedError: PostgreSQL refused it.
+            UnavailableError, BacklogFull: Nothing was written; retry.
+            OutcomeUnknown: It may have been written; retrying is safe.
+        """
+        engine = self._engine
+        if not engine.is_owner():
+            return await engine.forward(
+                functools.partial(self.aput, config, checkpoint, metadata, new_versions)
+            )
+        return await engine.intake.put(self._codec, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store the pending writes of a task; returns after COMMIT.
+
+        If all channels are special ones (errors, interrupts, resumes), stored values are replaced; otherwise
+        a row that exists is kept. The checkpoint need not exist yet.
+
+        Args:
+            config: Thread, namespace and checkpoint.
+            writes: (channel, value) pairs; the position is part of the key.
+            task_id: The task.
+            task_path: Its path, which decides the order in which writes are read back.
+
+        Raises:
+            See ``aput``.
+        """
+        engine = self._engine
+        if not engine.is_owner():
+            return await engine.forward(
+                functools.partial(self.aput_writes, config, writes, task_id, task_path)
+            )
+        if not writes:
+            return None
+        return await engine.intake.put_writes(self._codec, config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete everything of a thread; returns after COMMIT. An unknown thread is fine.
+
+        Raises:
+            InvalidInput: The thread id cannot be one.
+            UnavailableError, OutcomeUnknown, DatabaseError: See there.
+        """
+        engine = self._engine
+        thread = thread_of(thread_id)
+        if not engine.is_owner():
+            return await engine.forward(functools.partial(self.adelete_thread, thread))
+        return await engine.intake.delete_thread(thread)
+
+    def get_next_version(self, current: str | None, channel: None) -> str:
+        """Return the next version of a channel: a counter, and a random part so that forks do not collide."""
+        if current is None:
+            number = 0
+        elif isinstance(current, str):
+            number = int(current.partition(".")[0])
+        else:
+            number = int(current)
+        return f"{number + 1:032}.{random.random():016}"  # noqa: S311 - uniqueness among siblings, not secrecy
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
+        """Return a clone whose serializer also accepts these types; it shares pool, queues and life cycle."""
+        return cast("Self", super().with_allowlist(extra_allowlist))
+
+    @property
+    def _codec(self) -> Codec:
+        # LangGraph replaces ``serde`` on clones, so the codec follows it.
+        if self._codec_made is None or self._codec_made_for is not self.serde:
+            self._codec_made = Codec(self.serde, self._engine.settings)
+            self._codec_made_for = self.serde
+        return self._codec_made
+
+    # --- the sync twins --------------------------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """``aget_tuple`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
+        return self._engine.call_from_thread("get_tuple", lambda: self.aget_tuple(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """``alist`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
+        page, limit = self._page(config, filter, before, limit)
+        found = self._replay_pages(page, limit)
+        following = functools.partial(_following, found)
+        while (each := self._engine.call_from_thread("list", following)) is not None:
+            yield each
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """``aput`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
+        return self._engine.call_from_thread(
+            "put", lambda: self.aput(config, checkpoint, metadata, new_versions)
+        )
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """``aput_writes`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
+        self._engine.call_from_thread(
+            "put_writes", lambda: self.aput_writes(config, writes, task_id, task_path)
+        )
+
+    def delete_thread(self, thread_id: str) -> None:
+        """``adelete_thread`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
+        self._engine.call_from_thread("delete_thread", lambda: self.adelete_thread(thread_id))
+
+
+async def _following(found: AsyncGenerator[CheckpointTuple, None]) -> CheckpointTuple | None:
+    async for each in found:
+        return each
+    return None
+
+
+class AsyncPostgresSaver(GraphState):
+    """Keeps the state of LangGraph graphs in PostgreSQL: a drop-in for the official class of the same name.
+
+    Guarantees: ``aput`` and ``aput_writes`` return after COMMIT; a checkpoint is visible whole or not at all;
+    operations on one thread take effect in the order in which they were called; a value that PostgreSQL
+    refuses fails its own call only. Cancelling a call breaks nothing; a write already queued may still be
+    committed.
+
+    Args:
+        conn: A psycopg ``AsyncConnectionPool``, an ``asyncpg.Pool``, or a single psycopg ``AsyncConnection``
+            (then everything goes through that one session, which cannot heal itself). It stays yours: the
+            saver neither opens nor closes it. Its row factory, autocommit and prepare threshold do not matter.
+        pipeline: ``True``: group commit, many calls in one transaction. ``False``: each call commits by
+            itself, through the same code.
+        serde: LangGraph's serializer; ``JsonPlusSerializer`` by default.
+        settings: See ``Settings``; the pool's fields do not apply to a pool of yours.
+
+    Construction does no I/O and needs no running event loop. The saver belongs to the loop that is running
+    when it is made, else to the first one that uses it; calls from other loops are forwarded there.
+    """
+
+    def __init__(
+        self,
+        conn: object,
+        *,
+        pipeline: bool = True,
+        serde: SerializerProtocol | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        super().__init__(serde=serde)
+        settings = settings or Settings()
+        counters = Counters()
+        self._start(Engine(pool_for(conn, settings, counters), settings, counters, pipeline=pipeline))
+
+    @classmethod
+    @asynccontextmanager
+    async def from_conn_string(
+        cls,
+        conn_string: str,
+        *,
+        pipeline: bool = True,
+        serde: SerializerProtocol | None = None,
+        settings: Settings | None = None,
+        **settings_overrides: object,
+    ) -> AsyncIterator[AsyncPostgresSaver]:
+        """Make a saver with a pool of its own, open it, and close both at the end of the block.
+
+        Args:
+            conn_string: A libpq URI or ``key=value`` string, or ``embedded:///path/to/data`` for the embedded
+                server (extra ``pgcairn[embedded]``).
+            pipeline: See the class.
+            serde: See the class.
+            settings: See ``Settings``.
+            **settings_overrides: Single fields of ``Settings``: ``max_size=20``.
+
+        Raises:
+            UnavailableError: The database cannot be reached.
+            SettingsError: A setting is unknown or out of its range.
+            EmbeddedServerError: The embedded server cannot be started.
+        """
+        chosen = (settings or Settings()).replace(**settings_overrides)
+        lease = None
+        if conn_string.startswith("embedded:"):
+            from pgcairn.connection import embedded
+
+            lease = await embedded.open_embedded(conn_string)
+            conn_string = lease.dsn
+        try:
+            counters = Counters()
+            saver = cls.__new__(cls)
+            BaseCheckpointSaver.__init__(saver, serde=serde)
+            saver._start(
+                Engine(owned_pool(conn_string, chosen, counters), chosen, counters, pipeline=pipeline)
+            )
+            try:
+                await saver.open()
+                yield saver
+            finally:
+                await saver.aclose()
+        finally:
+            if lease is not None:
+                await lease.aclose()
+
+    # --- life cycle ----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open the pool, so that the first call need not. Idempotent; does not ask for a schema.
+
+        Raises:
+            UnavailableError: The database cannot be reached.
+        """
+        if self._engine.is_owner():
+            await self._engine.open_pool()
+        else:
+            await self._engine.forward(self._engine.open_pool)
+
+    async def setup(self, *, metadata_index: bool = False) -> None:
+        """Create or upgrade the schema; does nothing when it is current.
+
+        Twenty processes may call it at once. Inside a transaction that is open on a single connection of
+        yours, it is part of that transaction. A role without DDL rights may call it once the schema is current.
+
+        Args:
+            metadata_index: Also create an index that serves metadata filters over many threads.
+
+        Raises:
+            SchemaError: The schema belongs to something else, or to an incompatible newer version.
+            DatabaseError: The role may not create what is missing; ``pgcairn sql`` prints it for a DBA.
+            UnavailableError: The database cannot be reached.
+        """
+        call = functools.partial(self._engine.setup, metadata_index=metadata_index)
+        if self._engine.is_owner():
+            await call()
+        else:
+            await self._engine.forward(call)
+
+    async def aclose(self) -> None:
+        """Refuse new calls, commit what is queued until ``close_timeout_seconds``, then fail the rest.
+
+        May be called twice. A pool of yours stays open.
+        """
+        if self._engine.is_owner():
+            await self._engine.close()
+        else:
+            await self._engine.forward(self._engine.close)
+
+    async def __aenter__(self) -> AsyncPostgresSaver:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,222 @@
+"""Every knob of a saver, in one frozen dataclass.
+
+Owns names, defaults, units and ranges. Never reads the environment and never talks to a server.
+Each field says: what it is, what goes wrong when it is too low or too high, special values, default
+and where the default comes from ("guess" is said where nobody measured).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pgcairn.errors import SettingsError
+
+Driver = Literal["psycopg", "asyncpg"]
+PasswordSource = Callable[[], "str | Awaitable[str]"]
+
+# PostgreSQL truncates identifiers at 63 bytes (manual, 4.1.1); a truncated name would be another schema.
+_MAX_IDENTIFIER_BYTES = 63
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How a saver connects, batches, stores and waits.
+
+    All durations are seconds, all sizes bytes. The pool's fields apply to a pool that pgcairn makes
+    (``from_conn_string``); a pool of your own keeps its own limits.
+
+    Raises:
+        SettingsError: A field is out of its range; the message names the field, its value and the range.
+    """
+
+    # --- where -----------------------------------------------------------------------------------
+
+    schema: str = "pgcairn"
+    """Schema that holds pgcairn's tables. Any name up to 63 bytes; it is quoted wherever it is used.
+    Two savers on one schema share state; two schemas are two worlds. Default "pgcairn"."""
+
+    driver: Driver = "psycopg"
+    """Driver for a pool that pgcairn makes: "psycopg" or "asyncpg" (extra ``pgcairn[asyncpg]``).
+    Both pass the same suite; see docs/benchmarks.md for the difference. Default "psycopg"."""
+
+    application_name: str = "pgcairn"
+    """Name shown in ``pg_stat_activity``. Give each deployment its own to tell them apart at 3 a.m."""
+
+    password: PasswordSource | None = dataclasses.field(default=None, repr=False)
+    """Called for each new session when passwords are tokens that rotate; may be async. ``None``
+    (default) takes the password from the connection string or the usual libpq places."""
+
+    prepared_statements: bool = True
+    """Prepare the constant statements once per session. ``False`` for poolers in transaction mode
+    without prepared-statement support (PgBouncer before 1.21); costs a parse and a plan per call."""
+
+    # --- the pool --------------------------------------------------------------------------------
+
+    min_size: int = 2
+    """Sessions kept open when idle. Too low: the first calls after a lull wait for a connect (5–50 ms).
+    Too high: idle sessions count against ``max_connections``. 0 is allowed. Default 2 (guess)."""
+
+    max_size: int = 10
+    """Most sessions at once. Group commit needs ``lanes`` for writes; the rest serve reads. Too low:
+    reads queue behind each other. Too high: the server context-switches; beyond 2–3 per server core
+    nothing is gained. Default 10, as the official saver's users choose."""
+
+    max_idle_seconds: float = 300.0
+    """A session above ``min_size`` that idled this long is closed. Too low: reconnects at every lull.
+    Too high: firewalls drop it first. Default 300."""
+
+    max_lifetime_seconds: float = 1800.0
+    """A session is replaced after this age (jittered, so that they do not expire together). Bounds
+    server-side memory growth and follows DNS after a failover. Default 1800."""
+
+    acquire_timeout_seconds: float = 30.0
+    """How long a call waits for a free session before ``UnavailableError``. Default 30."""
+
+    connect_timeout_seconds: float = 10.0
+    """How long one connection attempt may take. Default 10."""
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    lanes: int = 2
+    """Parallel write lanes; a thread always uses the same one. Each holds at most one session while a
+    batch is at the server. 1: largest batches, no overlap of client and server. More than 4: small
+    batches, more commits. Default 2 (measured, docs/benchmarks.md)."""
+
+    max_batch_rows: int = 1000
+    """Most rows in one transaction. Too low: more commits. Too high: one batch holds its callers longer
+    and a retry repeats more. Default 1000 (guess)."""
+
+    max_batch_bytes: int = 8 * 1024 * 1024
+    """Most payload in one transaction. A single item may exceed it and then goes alone. Default 8 MiB (guess)."""
+
+    batch_delay_seconds: float = 0.0
+    """Wait this long for company before sending a batch. 0 (default): never; while one batch is at
+    the server the next one gathers by itself. A millisecond or two can pay over long links."""
+
+    max_backlog_rows: int = 50_000
+    """Most rows queued or at the server; beyond it callers wait. Default 50,000 (guess)."""
+
+    max_backlog_bytes: int = 256 * 1024 * 1024
+    """Most payload queued or at the server; beyond it callers wait. Default 256 MiB (guess)."""
+
+    backlog_timeout_seconds: float = 30.0
+    """How long a caller waits for room in the backlog before ``BacklogFull``. 0: refuse at once. Default 30."""
+
+    retry_deadline_seconds: float = 30.0
+    """How long one call is retried over lost connections, restarts, failovers, deadlocks and serialization
+    failures, counted from its first attempt. 0: never retry. Default 30."""
+
+    close_timeout_seconds: float = 30.0
+    """How long ``aclose()`` flushes what is queued before it fails the rest. Default 30."""
+
+    # --- storing ---------------------------------------------------------------------------------
+
+    inline_max_bytes: int = 1024
+    """A channel value up to this serialized size travels inside its checkpoint's row; a larger one gets
+    a row of its own and is stored once per version. Too low: more rows. Too high: unchanged values are
+    stored again at every step. Default 1024 (measured: a row costs about 250 bytes of index and header)."""
+
+    compress_min_bytes: int = 256
+    """Payloads below this are stored as they are: zstd's frame costs about what it saves. Default 256 (guess)."""
+
+    compression_level: int = 1
+    """zstd level, 1–19. 1 (default) compresses chat text about 3:1 at some 400 MB/s; 3 gains about 6 % of
+    space for about 40 % more time; above 9 is for archives."""
+
+    compress_in_thread_min_bytes: int = 256 * 1024
+    """Payloads from this size are compressed in a worker thread, so that they do not stall the event loop.
+    Too low: the hand-over costs more than the compression (about 60 µs). Default 256 KiB (about 1 ms)."""
+
+    max_value_bytes: int = 512 * 1024 * 1024
+    """A stored value that claims to decompress to more than this is refused unread. Also the largest value
+    that is accepted for storing (PostgreSQL's own limit for a bytea is 1 GB). Default 512 MiB."""
+
+    allow_plaintext: bool = False
+    """With an ``EncryptedSerializer``: accept stored values that are not encrypted. ``False`` (default)
+    refuses them with ``StoredDataError``; ``True`` is for the time in which old threads are moved over."""
+
+    placement_cache_entries: int = 20_000
+    """How many (thread, namespace) pairs the saver remembers the stored versions of, so that an unchanged
+    large channel is not serialized again. Too low: one superfluous serialization per run. About 300 bytes
+    each. Default 20,000 (guess)."""
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    page_rows: int = 100
+    """Most checkpoints fetched at once by ``alist``. Default 100 (guess)."""
+
+    page_bytes: int = 8 * 1024 * 1024
+    """``alist`` shrinks its pages so that one holds about this much. Default 8 MiB (guess)."""
+
+    read_batch_rows: int = 64
+    """Most latest-state reads that are answered by one statement when many are asked for at once.
+    1: every read is a statement of its own. Default 64 (measured, docs/benchmarks.md)."""
+
+    snapshot_warn_bytes: int = 1024 * 1024
+    """A checkpoint above this size is logged once per thread and counted. 0: never. Default 1 MiB."""
+
+    def __post_init__(self) -> None:
+        name_bytes = len(self.schema.encode("utf-8", "replace"))
+        if not 1 <= name_bytes <= _MAX_IDENTIFIER_BYTES or not _storable(self.schema):
+            raise SettingsError(
+                f"schema={self.schema!r} is not a usable schema name: 1 to {_MAX_IDENTIFIER_BYTES} bytes of UTF-8 without NUL."
+            )
+        if self.driver not in ("psycopg", "asyncpg"):
+            raise SettingsError(f"driver={self.driver!r} is unknown: use 'psycopg' or 'asyncpg'.")
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise SettingsError(f"{name}={value!r} is not a number.")
+            if not low <= value <= high:
+                raise SettingsError(f"{name}={value!r} is out of range: {low} to {high}.")
+        if self.min_size > self.max_size:
+            raise SettingsError(f"min_size={self.min_size} is above max_size={self.max_size}.")
+
+    def replace(self, **changes: object) -> Settings:
+        """Return a copy with some fields changed.
+
+        Raises:
+            SettingsError: A field does not exist or is out of its range.
+        """
+        unknown = sorted(set(changes) - {f.name for f in dataclasses.fields(self)})
+        if unknown:
+            known = ", ".join(f.name for f in dataclasses.fields(self))
+            raise SettingsError(f"Unknown setting(s) {', '.join(unknown)}. Known are: {known}.")
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _storable(text: str) -> bool:
+    return "\x00" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+_DAY_SECONDS = 86_400.0
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("min_size", 0, 10_000),
+    ("max_size", 1, 10_000),
+    ("max_idle_seconds", 1, 30 * _DAY_SECONDS),
+    ("max_lifetime_seconds", 1, 30 * _DAY_SECONDS),
+    ("acquire_timeout_seconds", 0.001, _DAY_SECONDS),
+    ("connect_timeout_seconds", 0.001, _DAY_SECONDS),
+    ("lanes", 1, 1024),
+    ("max_batch_rows", 1, 1_000_000),
+    ("max_batch_bytes", 1024, 1024**3),
+    ("batch_delay_seconds", 0, 60),
+    ("max_backlog_rows", 1, 100_000_000),
+    ("max_backlog_bytes", 1024, 1024**4),
+    ("backlog_timeout_seconds", 0, _DAY_SECONDS),
+    ("retry_deadline_seconds", 0, _DAY_SECONDS),
+    ("close_timeout_seconds", 0, _DAY_SECONDS),
+    ("inline_max_bytes", 0, 1024**2),
+    ("compress_min_bytes", 0, 1024**3),
+    ("compression_level", 1, 19),
+    ("compress_in_thread_min_bytes", 0, 1024**3),
+    ("max_value_bytes", 1024, 1024**3),
+    ("placement_cache_entries", 1, 100_000_000),
+    ("page_rows", 1, 100_000),
+    ("page_bytes", 1024, 1024**3),
+    ("read_batch_rows", 1, 10_000),
+    ("snapshot_warn_bytes", 0, 1024**4),
+)

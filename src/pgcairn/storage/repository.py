@@ -1,0 +1,270 @@
+"""One method per statement, and one per transaction that takes several.
+
+Owns the order of parameters and the meaning of result rows. Never retries and never decides what goes into
+a batch; its neighbours above are the coalescer and the reader, below is the connection seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pgcairn.connection.pool import Row, Session
+from pgcairn.storage.rows import CheckpointRow, NeededValue, ValueRow, WriteRow
+from pgcairn.storage.statements import BatchShape, Statements
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows that go in one transaction. No key appears twice in any list.
+
+    Attributes:
+        checkpoints: By item number, which ``BatchResult`` refers to.
+        writes_kept: Ordinary writes: a stored row wins.
+        writes_replaced: Special writes: the new value wins.
+    """
+
+    checkpoints: list[tuple[int, CheckpointRow]]
+    values: list[tuple[int, ValueRow]]
+    needs: list[tuple[int, NeededValue]]
+    writes_kept: list[WriteRow]
+    writes_replaced: list[WriteRow]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it writes."""
+        return len(self.checkpoints) + len(self.values) + len(self.writes_kept) + len(self.writes_replaced)
+
+
+class BatchResult(NamedTuple):
+    """What a committed batch did.
+
+    Attributes:
+        new_checkpoints: How many of its checkpoints did not exist before.
+        missing_items: Numbers of the items that were left out whole because a value they need is gone.
+    """
+
+    new_checkpoints: int
+    missing_items: frozenset[int]
+
+
+Merge = Callable[[bytes, "str | None"], "tuple[bytes, str | None]"]
+"""Combines a stored (body, references) with a new one of the same id."""
+
+_NOTHING_MISSING: frozenset[int] = frozenset()
+
+
+class StoredTuple(NamedTuple):
+    """A checkpoint as it is stored, with its values and writes; arrays are ``None`` when empty."""
+
+    thread_id: str
+    checkpoint_ns: str
+    checkpoint_id: str
+    parent_checkpoint_id: str | None
+    body: bytes
+    refs: str | None
+    value_channels: Sequence[str] | None
+    value_versions: Sequence[str] | None
+    value_types: Sequence[str] | None
+    value_frames: Sequence[bytes] | None
+    write_task_ids: Sequence[str] | None
+    write_channels: Sequence[str] | None
+    write_types: Sequence[str] | None
+    write_frames: Sequence[bytes] | None
+    send_types: Sequence[str] | None
+    send_frames: Sequence[bytes] | None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Payload of this tuple as it came over the wire."""
+        return len(self.body) + sum(
+            len(frame)
+            for frames in (self.value_frames, self.write_frames, self.send_frames)
+            if frames
+            for frame in frames
+        )
+
+
+class Page(NamedTuple):
+    """What a page of ``alist`` asks for; see the statements for the meaning."""
+
+    thread_id: str | None
+    checkpoint_ns: str | None
+    checkpoint_id: str | None
+    before: str | None
+    metadata: str
+    after: tuple[str, str, str] | None
+    """(id, thread, namespace) of the last row seen."""
+    rows: int
+
+
+class Repository:
+    """The statements of one schema as methods. Stateless; sessions are passed in."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    async def insert_batch(self, session: Session, batch: Batch) -> BatchResult:
+        """Write a batch: one statement, one round trip, one transaction."""
+        if batch.rows == 1 and not batch.needs and not batch.values and not batch.writes_replaced:
+            return await self._insert_single(session, batch)
+        shape = BatchShape(
+            needs=bool(batch.needs),
+            values=bool(batch.values),
+            checkpoints=bool(batch.checkpoints),
+            writes_kept=bool(batch.writes_kept),
+            writes_replaced=bool(batch.writes_replaced),
+        )
+        params: list[object] = []
+        if batch.needs:
+            params += _numbered_columns(batch.needs, 4)
+        if batch.values:
+            params += _numbered_columns(batch.values, 6)
+        if batch.checkpoints:
+            rows = [row for _, row in batch.checkpoints]
+            params += [
+                [number for number, _ in batch.checkpoints],
+                [row.thread_id for row in rows],
+                [row.checkpoint_ns for row in rows],
+                [row.checkpoint_id for row in rows],
+                [row.parent_checkpoint_id for row in rows],
+                [row.run_id for row in rows],
+                [row.langgraph_v for row in rows],
+                [row.metadata for row in rows],
+                [row.refs for row in rows],
+                [row.body for row in rows],
+            ]
+        if batch.writes_kept:
+            params += _columns(batch.writes_kept)
+        if batch.writes_replaced:
+            params += _columns(batch.writes_replaced)
+        [(new_checkpoints, missing)] = await session.fetch(self._statements.batch(shape), params)
+        return BatchResult(new_checkpoints, frozenset(missing) if missing else _NOTHING_MISSING)
+
+    async def _insert_single(self, session: Session, batch: Batch) -> BatchResult:
+        if batch.writes_kept:
+            await session.fetch(self._statements.insert_write, batch.writes_kept[0])
+            return BatchResult(0, _NOTHING_MISSING)
+        row = batch.checkpoints[0][1]
+        inserted = await session.fetch(
+            self._statements.insert_checkpoint,
+            (
+                row.thread_id,
+                row.checkpoint_ns,
+                row.checkpoint_id,
+                row.parent_checkpoint_id,
+                row.run_id,
+                row.langgraph_v,
+                row.metadata,
+                row.body,
+            ),
+        )
+        return BatchResult(len(inserted), _NOTHING_MISSING)
+
+    async def replace_checkpoint(
+        self,
+        session: Session,
+        row: CheckpointRow,
+        merge: Merge,
+    ) -> bool:
+        """Give a stored checkpoint a new body, in one transaction.
+
+        Args:
+            session: A session.
+            row: The new checkpoint; its values are stored already.
+            merge: Gets the stored body and references, returns those to keep.
+
+        Returns:
+            Whether anything was there and was different.
+        """
+        statements = self._statements
+        async with session.transaction():
+            found = await session.fetch(statements.lock_checkpoint, row.key)
+            if not found or found[0][0] == row.body:
+                return False
+            body, refs = merge(*found[0])
+            await session.fetch(
+                statements.replace_checkpoint,
+                (*row.key, row.run_id, row.langgraph_v, row.metadata, refs, body),
+            )
+        return True
+
+    async def delete_threads(self, session: Session, thread_ids: Sequence[str]) -> int:
+        """Delete whole threads; return how many rows went."""
+        [(count,)] = await session.fetch(self._statements.delete_threads, (list(thread_ids),))
+        return int(count)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def select_tuple(
+        self, session: Session, thread_id: str, checkpoint_ns: str, checkpoint_id: str | None
+    ) -> StoredTuple | None:
+        """Read the latest checkpoint of a namespace, or one exactly."""
+        if checkpoint_id is None:
+            rows = await session.fetch(self._statements.select_latest, (thread_id, checkpoint_ns))
+        else:
+            rows = await session.fetch(
+                self._statements.select_exact, (thread_id, checkpoint_ns, checkpoint_id)
+            )
+        return StoredTuple(*rows[0]) if rows else None
+
+    async def select_tuples(
+        self, session: Session, keys: Sequence[tuple[str, str, str | None]]
+    ) -> list[StoredTuple]:
+        """Read many at once: (thread, namespace, checkpoint or ``None`` for the latest). Order is not kept."""
+        rows = await session.fetch(
+            self._statements.select_many,
+            ([key[0] for key in keys], [key[1] for key in keys], [key[2] for key in keys]),
+        )
+        return [StoredTuple(*row) for row in rows]
+
+    async def select_page(self, session: Session, page: Page) -> list[StoredTuple]:
+        """Read one page of a listing, newest first."""
+        statements = self._statements
+        after = page.after or (None, None, None)
+        rows: Sequence[Row]
+        if page.thread_id is None:
+            rows = await session.fetch(
+                statements.page_of_all, (page.before, page.metadata, *after, page.rows)
+            )
+        elif page.checkpoint_ns is None:
+            rows = await session.fetch(
+                statements.page_of_thread,
+                (
+                    page.thread_id,
+                    page.checkpoint_id,
+                    page.before,
+                    page.metadata,
+                    after[0],
+                    after[2],
+                    page.rows,
+                ),
+            )
+        else:
+            bounds = [bound for bound in (page.before, after[0]) if bound is not None]
+            rows = await session.fetch(
+                statements.page_of_namespace,
+                (
+                    page.thread_id,
+                    page.checkpoint_ns,
+                    page.checkpoint_id,
+                    min(bounds) if bounds else None,
+                    page.metadata,
+                    page.rows,
+                ),
+            )
+        return [StoredTuple(*row) for row in rows]
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> list[object]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _numbered_columns(rows: Sequence[tuple[int, tuple[Any, ...]]], width: int) -> list[object]:
+    return [
+        [number for number, _ in rows],
+        *([row[position] for _, row in rows] for position in range(width)),
+    ]
