@@ -59,9 +59,7 @@ def start_server(server_folder: ServerFolder) -> Iterator[StartServer]:
     """
     started: list[PostgresServer] = []
 
-    def start(
-        *, durable: bool = False, settings: Mapping[str, str] | None = None
-    ) -> PostgresServer:
+    def start(*, durable: bool = False, settings: Mapping[str, str] | None = None) -> PostgresServer:
         one = PostgresServer(server_folder, (DURABLE if durable else FAST) | dict(settings or {}))
         started.append(one)
         one.start()

@@ -79,9 +79,7 @@ async def test_stalled_proxy_accepts_and_never_answers(proxy: FaultProxy) -> Non
 
 
 @pytest.mark.parametrize("reset", [False, True])
-async def test_cut_ends_open_connections_and_accepts_new_ones(
-    proxy: FaultProxy, reset: bool
-) -> None:
+async def test_cut_ends_open_connections_and_accepts_new_ones(proxy: FaultProxy, reset: bool) -> None:
     async with await connect(proxy.dsn) as connection:
         proxy.cut(reset=reset)
         with pytest.raises(psycopg.OperationalError):
@@ -100,9 +98,7 @@ async def test_refuse_and_listen_again(proxy: FaultProxy) -> None:
         await connection.execute("SELECT 1")
 
 
-async def test_cut_before_send_keeps_the_message_from_the_server(
-    database: str, proxy: FaultProxy
-) -> None:
+async def test_cut_before_send_keeps_the_message_from_the_server(database: str, proxy: FaultProxy) -> None:
     run_sql(database, "CREATE TABLE t (n int)")
     cut = proxy.cut_before_send(matching=b"INSERT")
     async with await connect(proxy.dsn) as connection:

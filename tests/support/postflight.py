@@ -23,6 +23,4 @@ def check_sessions(sessions: Iterable[Session]) -> None:
     """Fail if there is any session."""
     left = list(sessions)
     if left:
-        raise LeftBehind(
-            "Sessions left behind:\n" + "\n".join(f"  {session!r}" for session in left)
-        )
+        raise LeftBehind("Sessions left behind:\n" + "\n".join(f"  {session!r}" for session in left))

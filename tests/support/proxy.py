@@ -500,8 +500,6 @@ class FaultProxy:
 
     async def _connect(self, connection: Connection) -> None:
         try:
-            await asyncio.get_running_loop().create_connection(
-                lambda: connection.server_end, *self._target
-            )
+            await asyncio.get_running_loop().create_connection(lambda: connection.server_end, *self._target)
         except OSError:
             connection.cut()

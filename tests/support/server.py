@@ -74,9 +74,7 @@ def run_sql(dsn: str, statement: str, *parameters: object) -> list[Row]:
 
 async def arun_sql(dsn: str, statement: str, *parameters: object) -> list[Row]:
     """``run_sql`` without stopping the event loop: for statements that may wait for a lock."""
-    connection = await psycopg.AsyncConnection.connect(
-        dsn, autocommit=True, application_name="pgcairn tests"
-    )
+    connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, application_name="pgcairn tests")
     async with connection, connection.cursor() as cursor:
         await cursor.execute(statement.encode(), parameters or None)
         return await cursor.fetchall() if cursor.description else []
@@ -236,9 +234,7 @@ class Programs:
         process = self.popen(program, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         output, _ = process.communicate()
         if process.returncode:
-            raise subprocess.CalledProcessError(
-                process.returncode, program, output.decode(errors="replace")
-            )
+            raise subprocess.CalledProcessError(process.returncode, program, output.decode(errors="replace"))
         return output.decode(errors="replace")
 
 
@@ -255,9 +251,9 @@ def _bin_folders() -> Iterator[Path]:
             yield Path(place) / "pginstall" / "bin"
     versions = Path("/usr/lib/postgresql")
     if versions.is_dir():
-        yield from sorted(
-            versions.glob("*/bin"), key=lambda p: int(re.sub(r"\D.*", "", p.parent.name) or 0)
-        )[::-1]
+        yield from sorted(versions.glob("*/bin"), key=lambda p: int(re.sub(r"\D.*", "", p.parent.name) or 0))[
+            ::-1
+        ]
 
 
 class ServerFolder:

@@ -44,9 +44,7 @@ class WireCount:
         return self.executes + self.queries
 
     def __sub__(self, earlier: WireCount) -> WireCount:
-        return WireCount(
-            **{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
-        )
+        return WireCount(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
 
 
 COUNTED: dict[bytes, str] = {
