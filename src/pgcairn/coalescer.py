@@ -19,6 +19,7 @@ import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TypeVar
 
 from pgcairn.connection.pool import Pool, Session, run_retried
@@ -30,8 +31,13 @@ from pgcairn.errors import (
     RejectedError,
 )
 from pgcairn.settings import Settings
-from pgcairn.storage.repository import Batch, Merge, Repository
-from pgcairn.storage.rows import CheckpointRow, WriteRow
+from pgcairn.storage.repository import Batch, Repository
+from pgcairn.storage.rows import (
+    CheckpointRow,
+    NeededValue,
+    ValueRow,
+    WriteRow,
+)
 from pgcairn.telemetry import Counters
 
 logger = logging.getLogger("pgcairn")
@@ -69,17 +75,21 @@ class Item:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PutItem(Item):
-    """A checkpoint.
+    """A checkpoint, with the values it brings and the stored values it rests on.
 
     Attributes:
-        row: What to store.
-        encode_whole: Encodes it again without resting on stored values.
+        row: The checkpoint.
+        values: Its large values.
+        needs: Stored values that must still be there when it is committed.
+        encode_whole: Makes row and values anew, without needs; called when a need is missing.
         merge: Combines it with the stored body of the same id (see ``Repository.replace_checkpoint``).
     """
 
     row: CheckpointRow
-    encode_whole: Callable[[], CheckpointRow]
-    merge: Merge
+    values: Sequence[ValueRow] = ()
+    needs: Sequence[NeededValue] = ()
+    encode_whole: Callable[[PutItem], None]
+    merge: Callable[[PutItem, bytes, str | None], tuple[bytes, str | None]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -91,7 +101,7 @@ class WritesItem(Item):
         replace: Whether the new value wins over a stored one.
     """
 
-    writes: list[WriteRow]
+    writes: Sequence[WriteRow] = ()
     replace: bool
 
 
@@ -147,13 +157,13 @@ class Queue:
                 not taken or isinstance(item, DeleteItem) == isinstance(taken[0], DeleteItem)
             )
             if fits and isinstance(item, PutItem):
-                fits = item.row.key not in checkpoints
+                fits = item.row[:3] not in checkpoints
             if not fits:
                 blocked.add(item.thread_id)
                 left.append(items.popleft())
                 continue
             if isinstance(item, PutItem):
-                checkpoints.add(item.row.key)
+                checkpoints.add(item.row[:3])
             taken.append(items.popleft())
             rows += item.rows
             size += item.size_bytes
@@ -177,33 +187,40 @@ def assemble(items: Sequence[Item]) -> Batch:
     other: values and ordinary writes keep the first, special writes take the last value and the first path.
     """
     checkpoints: list[tuple[int, CheckpointRow]] = []
-    values: dict[tuple[str, ...], tuple[int, tuple[str, str, str, str, str, bytes]]] = {}
-    needs = []
+    values: dict[tuple[str, str, str, str], tuple[int, ValueRow]] = {}
+    needs: list[tuple[int, NeededValue]] = []
     kept: dict[tuple[str, str, str, str, int], WriteRow] = {}
     replaced: dict[tuple[str, str, str, str, int], WriteRow] = {}
     for number, item in enumerate(items):
         if isinstance(item, PutItem):
-            row = item.row
-            checkpoints.append((number, row))
-            for value in row.values:
+            checkpoints.append((number, item.row))
+            for value in item.values:
                 values.setdefault(value[:4], (number, value))
-            needs += [(number, need) for need in row.needs]
+            if item.needs:
+                needs += [(number, need) for need in item.needs]
         elif isinstance(item, WritesItem):
             for write in item.writes:
                 key = write[:5]
                 if item.replace:
                     earlier = kept.pop(key, None) or replaced.get(key)
-                    replaced[key] = write._replace(task_path=earlier.task_path) if earlier else write
+                    if earlier is not None:
+                        write = (*write[:5], earlier[5], *write[6:])
+                    replaced[key] = write
                 elif key not in replaced:
                     kept.setdefault(key, write)
-    checkpoints.sort(key=lambda entry: entry[1].key)
+    checkpoints.sort(key=_checkpoint_key)
+    needs.sort(key=itemgetter(1))
     return Batch(
         checkpoints=checkpoints,
-        values=[values[key] for key in sorted(values)],  # type: ignore[misc]
-        needs=sorted(needs, key=lambda entry: entry[1]),
+        values=[values[key] for key in sorted(values)],
+        needs=needs,
         writes_kept=[kept[key] for key in sorted(kept)],
         writes_replaced=[replaced[key] for key in sorted(replaced)],
     )
+
+
+def _checkpoint_key(entry: tuple[int, CheckpointRow]) -> tuple[str, str, str]:
+    return entry[1][:3]
 
 
 # --- the shell ------------------------------------------------------------------------------------
@@ -491,7 +508,7 @@ class Coalescer:
             item = items[number]
             assert isinstance(item, PutItem)
             try:
-                item.row = item.encode_whole()
+                item.encode_whole(item)
             except PgcairnError as error:
                 self._fail([item], error)
                 continue
@@ -516,7 +533,11 @@ class Coalescer:
 
     async def _replace(self, item: PutItem) -> None:
         repository = self._repository
-        if await self._retried(lambda session: repository.replace_checkpoint(session, item.row, item.merge)):
+
+        def merge(stored_body: bytes, stored_refs: str | None) -> tuple[bytes, str | None]:
+            return item.merge(item, stored_body, stored_refs)
+
+        if await self._retried(lambda session: repository.replace_checkpoint(session, item.row, merge)):
             self._counters.checkpoints_replaced += 1
 
     async def _retried(self, operation: Callable[[Session], Awaitable[T]]) -> T:

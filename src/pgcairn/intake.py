@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import (
 )
 
 from pgcairn.coalescer import Coalescer, DeleteItem, Item, PutItem, WritesItem
-from pgcairn.codec.checkpoint import EncodedPut, encode_put, merge_put
+from pgcairn.codec.checkpoint import EncodedPut, encode_put, merge_put, refs_json
 from pgcairn.codec.compression import FrameError
 from pgcairn.codec.metadata import searchable
 from pgcairn.codec.placement import Placements
@@ -30,14 +30,13 @@ from pgcairn.codec.serde import Codec
 from pgcairn.errors import InvalidInput, StoredDataError
 from pgcairn.keys import (
     check_key,
-    check_text,
     checkpoint_of,
     configurable_of,
     namespace_of,
     thread_of,
 )
 from pgcairn.settings import Settings
-from pgcairn.storage.rows import CheckpointRow, NeededValue, ValueRow, WriteRow
+from pgcairn.storage.rows import WriteRow
 from pgcairn.telemetry import Counters
 
 logger = logging.getLogger("pgcairn")
@@ -74,20 +73,61 @@ class Intake:
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Queue a checkpoint before the first await; return its config once it is committed."""
-        item, encoded = self._put_item(codec, config, checkpoint, metadata, new_versions)
-        answer = self._coalescer.submit(item)
-        if not item.ready:
-            self._finish_in_thread(
-                item, functools.partial(self._finish_put, codec, item, encoded, in_thread=True)
-            )
-        await answer
-        row = item.row
-        self._placements.remember(row.thread_id, row.checkpoint_ns, encoded.refs)
+        configurable = configurable_of(config)
+        thread_id = thread_of(configurable.get("thread_id"))
+        checkpoint_ns = namespace_of(configurable)
+        checkpoint_id = str(checkpoint["id"])
+        parent_id = checkpoint_of(configurable)
+        complete = cast("dict[str, Any]", get_serializable_checkpoint_metadata(config, metadata))
+        run_id = complete.get("run_id")
+        if run_id is not None:
+            run_id = str(run_id)
+        check_key(thread_id=thread_id, checkpoint_ns=checkpoint_ns, checkpoint_id=checkpoint_id)
+        check_key(parent_checkpoint_id=parent_id or "", run_id=run_id or "")
+        key = (thread_id, checkpoint_ns)
+        encoded = encode_put(
+            codec, self._settings.inline_max_bytes, self._placements, checkpoint, complete, new_versions, key
+        )
+        langgraph_v = checkpoint.get("v")
+        item = PutItem(
+            thread_id=thread_id,
+            row=(
+                thread_id,
+                checkpoint_ns,
+                checkpoint_id,
+                parent_id,
+                run_id,
+                langgraph_v if isinstance(langgraph_v, int) else 1,
+                searchable(complete),
+                refs_json(encoded.refs),
+                b"",
+            ),
+            rows=1 if encoded.large is None else 1 + len(encoded.large),
+            size_bytes=encoded.size_bytes,
+            encode_whole=functools.partial(
+                self._encode_whole, codec, checkpoint, complete, new_versions, key
+            ),
+            merge=functools.partial(_merge, codec),
+        )
+        if encoded.needs is not None:
+            item.needs = [(*key, channel, version) for channel, version in encoded.needs]
+        if encoded.large is not None:
+            for value in encoded.large:
+                check_key(
+                    thread_id=thread_id,
+                    checkpoint_ns=checkpoint_ns,
+                    channel=value.channel,
+                    version=value.version,
+                )
+        self._note_size(thread_id, encoded.size_bytes)
+        await self._submit(codec, item, functools.partial(_frame_put, codec, item, encoded))
+        if encoded.refs is not None:
+            self._placements.remember(key, encoded.refs)
         return {
             "configurable": {
-                "thread_id": row.thread_id,
-                "checkpoint_ns": row.checkpoint_ns,
-                "checkpoint_id": row.checkpoint_id,
+                "thread_id": thread_id,
+                "checkpoint_ns": checkpoint_ns,
+                "checkpoint_id": checkpoint_id,
             }
         }
 
@@ -100,220 +140,145 @@ class Intake:
         task_path: str,
     ) -> None:
         """Queue pending writes before the first await; return once they are committed."""
-        item, payloads = self._writes_item(codec, config, writes, task_id, task_path)
-        answer = self._coalescer.submit(item)
-        if not item.ready:
-            self._finish_in_thread(
-                item, functools.partial(self._finish_writes, codec, item, payloads, in_thread=True)
-            )
-        await answer
-
-    async def delete_thread(self, thread_id: str) -> None:
-        """Queue the deletion of a thread before the first await; return once it is committed."""
-        await self._coalescer.submit(DeleteItem(thread_id=thread_id))
-
-    def _put_item(
-        self,
-        codec: Codec,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> tuple[PutItem, EncodedPut]:
-        configurable = configurable_of(config)
-        thread_id = thread_of(configurable.get("thread_id"))
-        checkpoint_ns = namespace_of(configurable)
-        checkpoint_id = check_text(str(checkpoint["id"]), "checkpoint id")
-        check_key(
-            ("thread_id", thread_id),
-            ("checkpoint_ns", checkpoint_ns),
-            ("checkpoint id", checkpoint_id),
-        )
-        whole = cast("dict[str, Any]", get_serializable_checkpoint_metadata(config, metadata))
-        run_id = whole.get("run_id")
-
-        def encode(placements: Placements | None) -> EncodedPut:
-            return encode_put(
-                codec,
-                self._settings,
-                placements,
-                checkpoint,
-                whole,
-                new_versions,
-                (thread_id, checkpoint_ns),
-            )
-
-        encoded = encode(self._placements)
-
-        def encode_whole() -> CheckpointRow:
-            nonlocal encoded
-            encoded = encode(None)
-            self._finish_put(codec, item, encoded)
-            return item.row
-
-        def merge(stored_body: bytes, stored_refs: str | None) -> tuple[bytes, str | None]:
-            try:
-                return merge_put(codec, encoded, stored_body, stored_refs)
-            except FrameError as error:
-                raise StoredDataError(
-                    f"The stored checkpoint of the same id cannot be read: {error}.",
-                    thread_id=thread_id,
-                    checkpoint_ns=checkpoint_ns,
-                    checkpoint_id=checkpoint_id,
-                ) from error
-
-        version = checkpoint.get("v")
-        item = PutItem(
-            thread_id=thread_id,
-            row=CheckpointRow(
-                thread_id=thread_id,
-                checkpoint_ns=checkpoint_ns,
-                checkpoint_id=checkpoint_id,
-                parent_checkpoint_id=checkpoint_of(configurable),
-                run_id=None if run_id is None else check_text(str(run_id), "run_id"),
-                langgraph_v=version if isinstance(version, int) else 1,
-                metadata=searchable(whole),
-                refs=None,
-                body=b"",
-            ),
-            rows=1 + len(encoded.large),
-            size_bytes=encoded.size_bytes,
-            encode_whole=encode_whole,
-            merge=merge,
-        )
-        self._note_size(thread_id, encoded.size_bytes)
-        if codec.wants_thread(encoded.size_bytes):
-            item.ready = False
-        else:
-            self._finish_put(codec, item, encoded)
-        return item, encoded
-
-    def _finish_put(
-        self, codec: Codec, item: PutItem, encoded: EncodedPut, *, in_thread: bool = False
-    ) -> None:
-        """Make the frames of a put. Only bytes are touched, so a worker thread may do it."""
-        row = item.row
-        values = []
-        for channel, version, type_name, payload in encoded.large:
-            check_text(channel, "channel")
-            check_key(
-                ("thread_id", row.thread_id),
-                ("checkpoint_ns", row.checkpoint_ns),
-                ("channel", channel),
-                ("version", check_text(version, "version")),
-            )
-            frame = codec.frame(payload, f"$.channel_values.{channel}", in_thread=in_thread)
-            values.append(
-                ValueRow(
-                    row.thread_id,
-                    row.checkpoint_ns,
-                    channel,
-                    version,
-                    codec.stored_type(type_name, frame),
-                    frame,
-                )
-            )
-        row.values = values
-        row.needs = [
-            NeededValue(row.thread_id, row.checkpoint_ns, channel, version)
-            for channel, version in encoded.needs
-        ]
-        row.refs = encoded.refs_json()
-        row.body = codec.frame(encoded.body.pack(), "$", in_thread=in_thread)
-
-    def _writes_item(
-        self,
-        codec: Codec,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str,
-    ) -> tuple[WritesItem, list[tuple[str, bytes]]]:
         configurable = configurable_of(config)
         thread_id = thread_of(configurable.get("thread_id"))
         checkpoint_ns = namespace_of(configurable)
         checkpoint_id = checkpoint_of(configurable)
         if checkpoint_id is None:
             raise InvalidInput(
-                "configurable.checkpoint_id is missing: writes belong to a checkpoint.",
-                thread_id=thread_id,
+                "configurable.checkpoint_id is missing: writes belong to a checkpoint.", thread_id=thread_id
             )
-        task = check_text(str(task_id), "task_id")
-        path = check_text(task_path, "task_path")
+        task_id = str(task_id)
         check_key(
-            ("thread_id", thread_id),
-            ("checkpoint_ns", checkpoint_ns),
-            ("checkpoint_id", checkpoint_id),
-            ("task_id", task),
+            thread_id=thread_id, checkpoint_ns=checkpoint_ns, checkpoint_id=checkpoint_id, task_id=task_id
         )
-        payloads = [codec.dump(value, f"$.writes.{channel}") for channel, value in writes]
-        size_bytes = sum(len(payload) for _, payload in payloads)
-        item = WritesItem(
-            thread_id=thread_id,
-            rows=len(writes),
-            size_bytes=size_bytes,
-            replace=all(channel in WRITES_IDX_MAP for channel, _ in writes),
-            writes=[
-                WriteRow(
-                    thread_id,
-                    checkpoint_ns,
-                    checkpoint_id,
-                    task,
-                    WRITES_IDX_MAP.get(channel, position),
-                    path,
-                    check_text(channel, "channel"),
-                    type_name,
-                    b"",
-                )
-                for position, ((channel, _), (type_name, _)) in enumerate(zip(writes, payloads, strict=True))
-            ],
+        check_key(task_path=task_path)
+        payloads = []
+        size_bytes = 0
+        replace = True
+        for channel, value in writes:
+            check_key(channel=channel)
+            replace = replace and channel in WRITES_IDX_MAP
+            type_name, payload = codec.dump(value, "$.writes.", channel)
+            payloads.append((channel, type_name, payload))
+            size_bytes += len(payload)
+        item = WritesItem(thread_id=thread_id, rows=len(payloads), size_bytes=size_bytes, replace=replace)
+        prefix = (thread_id, checkpoint_ns, checkpoint_id, task_id)
+        await self._submit(
+            codec, item, functools.partial(_frame_writes, codec, item, prefix, task_path, payloads)
         )
-        if codec.wants_thread(size_bytes):
-            item.ready = False
-        else:
-            self._finish_writes(codec, item, payloads)
-        return item, payloads
 
-    def _finish_writes(
-        self,
-        codec: Codec,
-        item: WritesItem,
-        payloads: list[tuple[str, bytes]],
-        *,
-        in_thread: bool = False,
-    ) -> None:
-        """Make the frames of writes. Only bytes are touched, so a worker thread may do it."""
-        finished = []
-        for write, (type_name, payload) in zip(item.writes, payloads, strict=True):
-            frame = codec.frame(payload, f"$.writes.{write.channel}", in_thread=in_thread)
-            finished.append(write._replace(type=codec.stored_type(type_name, frame), frame=frame))
-        item.writes = finished
+    async def delete_thread(self, thread_id: str) -> None:
+        """Queue the deletion of a thread before the first await; return once it is committed."""
+        check_key(thread_id=thread_id)
+        await self._coalescer.submit(DeleteItem(thread_id=thread_id))
 
-    def _finish_in_thread(self, item: Item, finish: Callable[[], None]) -> None:
-        """Compress in a worker thread; the item has its place in the lane already."""
+    def _submit(self, codec: Codec, item: Item, frame: Callable[..., None]) -> asyncio.Future[None]:
+        """Give an item its place. Large payloads are framed afterwards, in a worker thread."""
+        if not codec.wants_thread(item.size_bytes):
+            frame()
+            return self._coalescer.submit(item)
+        item.ready = False
         coalescer = self._coalescer
-        future = asyncio.get_running_loop().run_in_executor(None, finish)
+        answer = coalescer.submit(item)
+        framing = asyncio.get_running_loop().run_in_executor(None, functools.partial(frame, in_thread=True))
 
-        def finished(done: asyncio.Future[None]) -> None:
+        def framed(done: asyncio.Future[None]) -> None:
             error = asyncio.CancelledError() if done.cancelled() else done.exception()
             if error is None:
                 coalescer.ready(item)
             else:
                 coalescer.abandon(item, error)
 
-        future.add_done_callback(finished)
+        framing.add_done_callback(framed)
+        return answer
+
+    def _encode_whole(
+        self,
+        codec: Codec,
+        checkpoint: Checkpoint,
+        metadata: dict[str, Any],
+        new_versions: ChannelVersions,
+        key: tuple[str, str],
+        item: PutItem,
+    ) -> None:
+        encoded = encode_put(
+            codec, self._settings.inline_max_bytes, None, checkpoint, metadata, new_versions, key
+        )
+        item.needs = ()
+        _frame_put(codec, item, encoded)
 
     def _note_size(self, thread_id: str, size_bytes: int) -> None:
         counters, limit = self._counters, self._settings.snapshot_warn_bytes
-        counters.snapshot_bytes_max = max(counters.snapshot_bytes_max, size_bytes)
+        if size_bytes > counters.snapshot_bytes_max:
+            counters.snapshot_bytes_max = size_bytes
         if not limit or size_bytes <= limit:
             return
         counters.snapshots_above_warn_bytes += 1
         if thread_id not in self._warned_threads and len(self._warned_threads) < _MAX_WARNED_THREADS:
             self._warned_threads.add(thread_id)
             logger.warning(
-                "thread %r saves a checkpoint of %d bytes (snapshot_warn_bytes=%d); keep large objects outside the state",
+                "thread %r saves a checkpoint of %d bytes (snapshot_warn_bytes=%d); "
+                "keep large objects outside the state",
                 thread_id,
                 size_bytes,
                 limit,
             )
+
+
+# What follows touches nothing but bytes, so a worker thread may do it.
+
+
+def _frame_put(codec: Codec, item: PutItem, encoded: EncodedPut, *, in_thread: bool = False) -> None:
+    row = item.row
+    if encoded.large is not None:
+        values = []
+        for channel, version, type_name, payload in encoded.large:
+            frame = codec.frame(payload, "$.channel_values.", channel, in_thread=in_thread)
+            values.append((row[0], row[1], channel, version, codec.stored_type(type_name, frame), frame))
+        item.values = values
+    item.row = (
+        *row[:7],
+        refs_json(encoded.refs),
+        codec.frame(encoded.body, "$", in_thread=in_thread),
+    )
+
+
+def _frame_writes(
+    codec: Codec,
+    item: WritesItem,
+    prefix: tuple[str, str, str, str],
+    task_path: str,
+    payloads: list[tuple[str, str, bytes]],
+    *,
+    in_thread: bool = False,
+) -> None:
+    rows: list[WriteRow] = []
+    for position, (channel, type_name, payload) in enumerate(payloads):
+        frame = codec.frame(payload, "$.writes.", channel, in_thread=in_thread)
+        rows.append(
+            (
+                *prefix,
+                WRITES_IDX_MAP.get(channel, position),
+                task_path,
+                channel,
+                codec.stored_type(type_name, frame),
+                frame,
+            )
+        )
+    item.writes = rows
+
+
+def _merge(
+    codec: Codec, item: PutItem, stored_body: bytes, stored_refs: str | None
+) -> tuple[bytes, str | None]:
+    row = item.row
+    try:
+        return merge_put(codec, row[8], row[7], stored_body, stored_refs)
+    except FrameError as error:
+        raise StoredDataError(
+            f"The stored checkpoint of the same id cannot be read: {error}.",
+            thread_id=row[0],
+            checkpoint_ns=row[1],
+            checkpoint_id=row[2],
+        ) from error

@@ -38,7 +38,7 @@ from pgcairn.codec.serde import Codec
 from pgcairn.engine import Engine, owned_pool, pool_for
 from pgcairn.errors import InvalidInput
 from pgcairn.keys import (
-    check_text,
+    check_key,
     checkpoint_of,
     configurable_of,
     namespace_of,
@@ -89,6 +89,7 @@ class GraphState(BaseCheckpointSaver[str]):
             namespace_of(configurable),
             checkpoint_of(configurable),
         )
+        check_key(thread_id=key[0], checkpoint_ns=key[1], checkpoint_id=key[2] or "")
         engine = self._engine
         if not engine.is_owner():
             return await engine.forward(functools.partial(self.aget_tuple, config))
@@ -156,7 +157,13 @@ class GraphState(BaseCheckpointSaver[str]):
             checkpoint_id = checkpoint_of(configurable)
         before_id = None
         if before is not None and (found := get_checkpoint_id(before)):
-            before_id = check_text(str(found), "before")
+            before_id = str(found)
+        check_key(
+            thread_id=thread_id or "",
+            checkpoint_ns=checkpoint_ns or "",
+            checkpoint_id=checkpoint_id or "",
+        )
+        check_key(before=before_id or "")
         return (
             Page(
                 thread_id=thread_id,
@@ -173,7 +180,8 @@ class GraphState(BaseCheckpointSaver[str]):
     def _replay(self, stored: StoredTuple) -> CheckpointTuple:
         found = replay(self._codec, stored)
         if stored.refs is not None:
-            self._engine.placements.remember(stored.thread_id, stored.checkpoint_ns, references(stored))
+            key = (stored.thread_id, stored.checkpoint_ns)
+            self._engine.placements.remember(key, references(stored))
         return found
 
     # --- writing -------------------------------------------------------------------------------------

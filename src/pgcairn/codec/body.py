@@ -9,8 +9,7 @@ are serialized one by one, because a container would lose types that the seriali
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ormsgpack
 
@@ -21,8 +20,7 @@ from pgcairn.errors import SerializationError
 _FORMAT = 1
 
 
-@dataclass(slots=True)
-class Body:
+class Body(NamedTuple):
     """A checkpoint's small parts, serialized.
 
     Attributes:
@@ -35,9 +33,10 @@ class Body:
     core: bytes
     inline: list[tuple[str, str, bytes]]
 
-    def pack(self) -> bytes:
-        """Put the parts into one payload."""
-        return ormsgpack.packb((_FORMAT, self.core_type, self.core, self.inline))
+
+def pack(core_type: str, core: bytes, inline: list[tuple[str, str, bytes]]) -> bytes:
+    """Put the parts into one payload."""
+    return ormsgpack.packb((_FORMAT, core_type, core, inline))
 
 
 def dump_core(

@@ -24,16 +24,13 @@ class Placements:
     def __len__(self) -> int:
         return len(self._versions)
 
-    def is_stored(self, thread_id: str, checkpoint_ns: str, channel: str, version: str) -> bool:
-        """Whether this version of a channel is known to have a row."""
-        known = self._versions.get((thread_id, checkpoint_ns))
+    def is_stored(self, key: tuple[str, str], channel: str, version: str) -> bool:
+        """Whether this version of a channel of (thread, namespace) is known to have a row."""
+        known = self._versions.get(key)
         return known is not None and known.get(channel) == version
 
-    def remember(self, thread_id: str, checkpoint_ns: str, versions: Mapping[str, str]) -> None:
-        """Note that these versions (channel → version) have rows."""
-        if not versions:
-            return
-        key = (thread_id, checkpoint_ns)
+    def remember(self, key: tuple[str, str], versions: Mapping[str, str]) -> None:
+        """Note that these versions (channel → version) of (thread, namespace) have rows."""
         known = self._versions.get(key)
         if known is None:
             self._versions[key] = dict(versions)

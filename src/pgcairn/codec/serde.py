@@ -43,12 +43,13 @@ class Codec:
         self._cipher = cipher
         self._in_thread_min_bytes = settings.compress_in_thread_min_bytes
 
-    def dump(self, value: object, path: str) -> tuple[str, bytes]:
+    def dump(self, value: object, path: str, name: str = "") -> tuple[str, bytes]:
         """Serialize a value to (type, payload).
 
         Args:
             value: What to serialize.
-            path: Where it sits, for the error: ``$.channel_values.messages``.
+            path: Where it sits, for the error: ``$.channel_values.``.
+            name: The end of the path: ``messages``.
 
         Raises:
             SerializationError: The serializer cannot carry it; the error names the path of the leaf.
@@ -56,7 +57,7 @@ class Codec:
         try:
             return self.dumps(value)
         except Exception as error:
-            raise self._refused(value, path, error) from error
+            raise self._refused(value, path + name, error) from error
 
     def load(self, type_name: str, payload: bytes) -> Any:
         """Deserialize a payload.
@@ -69,7 +70,7 @@ class Codec:
         except Exception as error:
             raise FrameError(f"the serializer cannot read it ({type(error).__name__}: {error})") from error
 
-    def frame(self, payload: bytes, path: str, *, in_thread: bool = False) -> bytes:
+    def frame(self, payload: bytes, path: str, name: str = "", *, in_thread: bool = False) -> bytes:
         """Compress, checksum and, with an encrypting serializer, encrypt a payload.
 
         Raises:
@@ -79,8 +80,8 @@ class Codec:
             return self._framer.encode(payload, in_thread=in_thread)
         except FrameError as error:
             raise SerializationError(
-                f"The value at {path} is too large: {error}.",
-                path=path,
+                f"The value at {path}{name} is too large: {error}.",
+                path=path + name,
                 hint="Keep large objects in an object store and their address in the state, or raise max_value_bytes.",
             ) from error
 

@@ -14,7 +14,7 @@ import struct
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import psycopg_pool
@@ -51,27 +51,26 @@ _OIDS = {
     "int4[]": 1007,
 }  # PostgreSQL's pg_type.dat; fixed for all versions
 _INT = struct.Struct(">i")
-_LENGTHS = tuple(_INT.pack(n) for n in range(4096))
 _NULL = _INT.pack(-1)
 _ARRAY_HEAD = struct.Struct(">iiIii")  # dimensions, has nulls, element oid, length, lower bound
 _EMPTY_HEAD = struct.Struct(">iiI")
 
 
-def _pack(elements: Sequence[bytes | None], element_oid: int) -> bytes:
+def _pack(elements: list[bytes | None], element_oid: int) -> bytes:
     """Pack elements into PostgreSQL's binary array format (src/backend/utils/adt/arrayfuncs.c)."""
-    if not elements:
+    count = len(elements)
+    if not count:
         return _EMPTY_HEAD.pack(0, 0, element_oid)
-    parts: list[bytes] = [b""]
-    has_null = 0
-    for element in elements:
-        if element is None:
-            has_null = 1
-            parts.append(_NULL)
-        else:
-            length = len(element)
-            parts.append(_LENGTHS[length] if length < 4096 else _INT.pack(length))
-            parts.append(element)
-    parts[0] = _ARRAY_HEAD.pack(1, has_null, element_oid, len(elements), 1)
+    has_null = None in elements
+    parts: list[bytes] = [b""] * (2 * count + 1)
+    if has_null:
+        parts[1::2] = [_NULL if element is None else _INT.pack(len(element)) for element in elements]
+        parts[2::2] = [element or b"" for element in elements]
+    else:
+        present = cast("list[bytes]", elements)
+        parts[1::2] = map(_INT.pack, map(len, present))
+        parts[2::2] = present
+    parts[0] = _ARRAY_HEAD.pack(1, has_null, element_oid, count, 1)
     return b"".join(parts)
 
 
@@ -105,12 +104,17 @@ _TYPES = {name: _packed_type(name) for name in _OIDS}
 def _encoder(type_name: str) -> Callable[[Any], _Packed]:
     packed = _TYPES[type_name][0]
     if type_name == "text[]":
-        return lambda values: packed(_pack([None if v is None else v.encode() for v in values], 25))
+
+        def encode_texts(values: Sequence[str | None]) -> _Packed:
+            if None in values:
+                return packed(_pack([None if v is None else v.encode() for v in values], 25))
+            return packed(_pack(list(map(str.encode, cast("Sequence[str]", values))), 25))
+
+        return encode_texts
     if type_name == "bytea[]":
-        return lambda values: packed(_pack(values, 17))
+        return lambda values: packed(_pack(list(values), 17))
     if type_name == "int4[]":
-        pack_int = _INT.pack
-        return lambda values: packed(_pack([None if v is None else pack_int(v) for v in values], 23))
+        return lambda values: packed(_pack(list(map(_INT.pack, values)), 23))
     if type_name == "text":
         return lambda value: packed(None if value is None else value.encode())
     if type_name == "int4":

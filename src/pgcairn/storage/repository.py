@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pgcairn.connection.pool import Row, Session
 from pgcairn.storage.rows import CheckpointRow, NeededValue, ValueRow, WriteRow
@@ -119,28 +119,14 @@ class Repository:
             writes_replaced=bool(batch.writes_replaced),
         )
         params: list[object] = []
-        if batch.needs:
-            params += _numbered_columns(batch.needs, 4)
-        if batch.values:
-            params += _numbered_columns(batch.values, 6)
-        if batch.checkpoints:
-            rows = [row for _, row in batch.checkpoints]
-            params += [
-                [number for number, _ in batch.checkpoints],
-                [row.thread_id for row in rows],
-                [row.checkpoint_ns for row in rows],
-                [row.checkpoint_id for row in rows],
-                [row.parent_checkpoint_id for row in rows],
-                [row.run_id for row in rows],
-                [row.langgraph_v for row in rows],
-                [row.metadata for row in rows],
-                [row.refs for row in rows],
-                [row.body for row in rows],
-            ]
-        if batch.writes_kept:
-            params += _columns(batch.writes_kept)
-        if batch.writes_replaced:
-            params += _columns(batch.writes_replaced)
+        for numbered in (batch.needs, batch.values, batch.checkpoints):
+            if numbered:
+                numbers, rows = zip(*numbered, strict=True)
+                params.append(numbers)
+                params += zip(*rows, strict=True)
+        for writes in (batch.writes_kept, batch.writes_replaced):
+            if writes:
+                params += zip(*writes, strict=True)
         [(new_checkpoints, missing)] = await session.fetch(self._statements.batch(shape), params)
         return BatchResult(new_checkpoints, frozenset(missing) if missing else _NOTHING_MISSING)
 
@@ -148,20 +134,8 @@ class Repository:
         if batch.writes_kept:
             await session.fetch(self._statements.insert_write, batch.writes_kept[0])
             return BatchResult(0, _NOTHING_MISSING)
-        row = batch.checkpoints[0][1]
-        inserted = await session.fetch(
-            self._statements.insert_checkpoint,
-            (
-                row.thread_id,
-                row.checkpoint_ns,
-                row.checkpoint_id,
-                row.parent_checkpoint_id,
-                row.run_id,
-                row.langgraph_v,
-                row.metadata,
-                row.body,
-            ),
-        )
+        *row, _, body = batch.checkpoints[0][1]
+        inserted = await session.fetch(self._statements.insert_checkpoint, (*row, body))
         return BatchResult(len(inserted), _NOTHING_MISSING)
 
     async def replace_checkpoint(
@@ -182,13 +156,14 @@ class Repository:
         """
         statements = self._statements
         async with session.transaction():
-            found = await session.fetch(statements.lock_checkpoint, row.key)
-            if not found or found[0][0] == row.body:
+            thread_id, checkpoint_ns, checkpoint_id, _, run_id, langgraph_v, metadata, _, new_body = row
+            key = (thread_id, checkpoint_ns, checkpoint_id)
+            found = await session.fetch(statements.lock_checkpoint, key)
+            if not found or found[0][0] == new_body:
                 return False
             body, refs = merge(*found[0])
             await session.fetch(
-                statements.replace_checkpoint,
-                (*row.key, row.run_id, row.langgraph_v, row.metadata, refs, body),
+                statements.replace_checkpoint, (*key, run_id, langgraph_v, metadata, refs, body)
             )
         return True
 
@@ -257,14 +232,3 @@ class Repository:
                 ),
             )
         return [StoredTuple(*row) for row in rows]
-
-
-def _columns(rows: Sequence[tuple[Any, ...]]) -> list[object]:
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def _numbered_columns(rows: Sequence[tuple[int, tuple[Any, ...]]], width: int) -> list[object]:
-    return [
-        [number for number, _ in rows],
-        *([row[position] for _, row in rows] for position in range(width)),
-    ]

@@ -1,65 +1,22 @@
-"""What the write path hands to the repository: rows, ready to be sent.
+"""Rows as they are sent: plain tuples in the order of the statements' parameters.
 
-Plain data, no behaviour beyond telling its key and its size.
+Tuples and not objects, because they are made for every call and turned into columns for every batch; the
+aliases say what is in them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+CheckpointRow = tuple[str, str, str, "str | None", "str | None", int, str, "str | None", bytes]
+"""Thread, namespace, checkpoint, parent, run, LangGraph format, searchable metadata, references, body.
+The first three are the key."""
 
+ValueRow = tuple[str, str, str, str, str, bytes]
+"""A large channel value: thread, namespace, channel, version, type, frame. The first four are the key.
+A stored row is never replaced."""
 
-class ValueRow(NamedTuple):
-    """A large channel value. A stored row of the same key is never replaced."""
+NeededValue = tuple[str, str, str, str]
+"""A value row that must still be there at commit: thread, namespace, channel, version."""
 
-    thread_id: str
-    checkpoint_ns: str
-    channel: str
-    version: str
-    type: str
-    frame: bytes
-
-
-class NeededValue(NamedTuple):
-    """A stored value that a checkpoint rests on and that must still be there when it is committed."""
-
-    thread_id: str
-    checkpoint_ns: str
-    channel: str
-    version: str
-
-
-class WriteRow(NamedTuple):
-    """A pending write of a task."""
-
-    thread_id: str
-    checkpoint_ns: str
-    checkpoint_id: str
-    task_id: str
-    idx: int
-    task_path: str
-    channel: str
-    type: str
-    frame: bytes
-
-
-@dataclass(slots=True)
-class CheckpointRow:
-    """A checkpoint together with the values it brings and the values it rests on."""
-
-    thread_id: str
-    checkpoint_ns: str
-    checkpoint_id: str
-    parent_checkpoint_id: str | None
-    run_id: str | None
-    langgraph_v: int
-    metadata: str
-    refs: str | None
-    body: bytes
-    values: list[ValueRow] = field(default_factory=list)
-    needs: list[NeededValue] = field(default_factory=list)
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """The primary key."""
-        return self.thread_id, self.checkpoint_ns, self.checkpoint_id
+WriteRow = tuple[str, str, str, str, int, str, str, str, bytes]
+"""A pending write: thread, namespace, checkpoint, task, index, task path, channel, type, frame.
+The first five are the key; a special write that is replaced keeps its path."""

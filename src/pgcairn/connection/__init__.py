@@ -1,0 +1,1 @@
+"""Connections to PostgreSQL: the seam, its drivers, and the embedded server."""
