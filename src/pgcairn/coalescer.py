@@ -12,7 +12,6 @@ no I/O. ``Coalescer`` is the shell around it: it moves bytes and answers.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
 import zlib
@@ -404,6 +403,9 @@ class Coalescer:
         ):
             while self._gate and not self._is_full():
                 self._admit(self._gate.popleft())
+            if self._closing and not self._gate:
+                for lane in self._lanes:  # each stays for the gate's sake
+                    lane.wake()
 
     # --- lanes -----------------------------------------------------------------------------------
 
@@ -521,7 +523,11 @@ class Coalescer:
         ]
         if result.new_checkpoints < len(written):
             for item in written:
-                await self._replace(item)
+                try:
+                    await self._replace(item)
+                except PgcairnError as error:
+                    # The others are committed; this one's older state stands.
+                    self._fail([item], error)
         counters.batches += 1
         counters.batch_rows_total += batch.rows
         counters.batch_rows_max = max(counters.batch_rows_max, batch.rows)
@@ -546,8 +552,4 @@ class Coalescer:
     def _fail(self, items: Iterable[Item], error: PgcairnError) -> None:
         for item in items:
             if not item.answer.done():
-                # A copy each: a traceback grows on whoever raises it, and each names its own thread.
-                own = copy.copy(error)
-                own.thread_id = item.thread_id
-                own.__cause__ = error.__cause__
-                item.answer.set_exception(own)
+                item.answer.set_exception(error.for_thread(item.thread_id))

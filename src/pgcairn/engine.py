@@ -81,6 +81,23 @@ def owned_pool(conn_string: str, settings: Settings, counters: Counters) -> Pool
     return asyncpg_driver.make_pool(conn_string, settings, counters)
 
 
+class _Shared:
+    """One attempt that concurrent callers share; after a failure the next caller makes another."""
+
+    def __init__(self, call: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._call = call
+        self._name = name
+        self._attempt: asyncio.Task[None] | None = None
+
+    async def __call__(self) -> None:
+        attempt = self._attempt
+        if attempt is None or (attempt.done() and (attempt.cancelled() or attempt.exception() is not None)):
+            attempt = asyncio.get_running_loop().create_task(self._call(), name=self._name)
+            attempt.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._attempt = attempt
+        await asyncio.shield(attempt)
+
+
 class _ReadyPool:
     """The pool as the layers above see it: its first use opens it and checks the schema."""
 
@@ -130,7 +147,8 @@ class Engine:
         self.reader = Reader(ready_pool, self.repository, settings, counters, group_reads=pipeline)
         self.intake = Intake(self.coalescer, settings, counters, self.placements)
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._pool_open = _Shared(pool.open, "pgcairn-open")
+        self._schema_check = _Shared(self._check_schema, "pgcairn-check")
         self._closing: asyncio.Task[None] | None = None
         with contextlib.suppress(RuntimeError):  # no loop yet: the first use decides
             self.loop = asyncio.get_running_loop()
@@ -138,25 +156,27 @@ class Engine:
     # --- life cycle --------------------------------------------------------------------------------
 
     async def open_pool(self) -> None:
-        """Open the pool, without asking for a schema. Idempotent."""
+        """Open the pool, without asking for a schema. Idempotent; concurrent callers share one attempt.
+
+        Raises:
+            UnavailableError: The database cannot be reached.
+            ClosedError: The engine is closed.
+        """
         if self._closing is not None:
             raise ClosedError
-        await self.pool.open()
+        await self._pool_open()
 
     async def ready(self) -> None:
-        """Open the pool and check the schema, once; concurrent callers wait for the same attempt.
+        """Open the pool and check the schema, once; concurrent callers share one attempt.
 
         Raises:
             SchemaError: The schema is missing or older. The next call looks again.
             UnavailableError: The database cannot be reached.
         """
-        if self.is_ready:
-            return
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.get_running_loop().create_task(self._open(), name="pgcairn-open")
-        await asyncio.shield(self._opening)
+        if not self.is_ready:
+            await self._schema_check()
 
-    async def _open(self) -> None:
+    async def _check_schema(self) -> None:
         await self.open_pool()
         async with self.pool.acquire() as session:
             await migrations.require_current(session, self.statements)

@@ -25,7 +25,11 @@ How to read the tree::
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copy
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class PgcairnError(Exception):
@@ -66,6 +70,16 @@ class PgcairnError(Exception):
         )
         text = f"{self.message} ({where[2:]})" if where else self.message
         return f"{text} Hint: {self.hint}" if self.hint else text
+
+    def for_thread(self, thread_id: str | None) -> Self:
+        """Return a copy for one of several callers that an error concerns.
+
+        Each gets its own: a traceback grows on whoever raises it, and each names its own thread.
+        """
+        own = copy.copy(self)
+        own.thread_id = thread_id
+        own.__cause__ = self.__cause__
+        return own
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default pickles only ``args``; the keyword state would be lost between processes.

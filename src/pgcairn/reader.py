@@ -24,7 +24,7 @@ from pgcairn.codec import body as body_codec
 from pgcairn.codec.compression import FrameError
 from pgcairn.codec.serde import Codec
 from pgcairn.connection.pool import Pool, Session, run_retried
-from pgcairn.errors import ClosedError, PgcairnError, StoredDataError
+from pgcairn.errors import ClosedError, OutcomeUnknown, PgcairnError, StoredDataError, UnavailableError
 from pgcairn.settings import Settings
 from pgcairn.storage.repository import Page, Repository, StoredTuple
 from pgcairn.telemetry import Counters
@@ -119,9 +119,9 @@ class Reader:
             for request in group:
                 if not request.answer.done():
                     if isinstance(error, PgcairnError):
-                        request.answer.set_exception(error)
+                        request.answer.set_exception(error.for_thread(request.key[0]))
                     else:
-                        failure = PgcairnError("The read was interrupted.")
+                        failure = PgcairnError("The read was interrupted.", thread_id=request.key[0])
                         failure.__cause__ = error
                         request.answer.set_exception(failure)
             if not isinstance(error, PgcairnError):
@@ -208,7 +208,11 @@ class Reader:
             task.exception()  # its callers have it, or left
 
     async def _retried(self, operation: Callable[[Session], Awaitable[T]]) -> T:
-        return await run_retried(self._pool, self._counters, self._settings.retry_deadline_seconds, operation)
+        deadline_seconds = self._settings.retry_deadline_seconds
+        try:
+            return await run_retried(self._pool, self._counters, deadline_seconds, operation)
+        except OutcomeUnknown as error:
+            raise UnavailableError(f"The read got no answer. {error.message}") from error
 
 
 # --- from stored rows to LangGraph's tuple ------------------------------------------------------------

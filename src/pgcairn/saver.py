@@ -19,7 +19,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -31,7 +31,6 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from typing_extensions import Self
 
 from pgcairn.codec.metadata import searchable
 from pgcairn.codec.serde import Codec
@@ -48,6 +47,9 @@ from pgcairn.reader import references, replay
 from pgcairn.settings import Settings
 from pgcairn.storage.repository import Page, StoredTuple
 from pgcairn.telemetry import Counters, Stats
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = logging.getLogger("pgcairn")
 

@@ -90,7 +90,7 @@ class Stats:
     values_written: int
     """Large channel values (rows) acknowledged as committed."""
     written_bytes: int
-    """Payload acknowledged as committed, after compression."""
+    """Serialized payload acknowledged as committed, before compression."""
     batches: int
     """Transactions of the write path."""
     batch_rows_mean: float

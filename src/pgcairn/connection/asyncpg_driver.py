@@ -109,6 +109,7 @@ class AsyncpgPool:
         self._settings = settings
         self._counters = counters
         self._owned = owned
+        self._opened = False
         self._closed = False
 
     async def open(self) -> None:
@@ -116,12 +117,13 @@ class AsyncpgPool:
         if self._owned:
             try:
                 await self._pool
+                self._opened = True
             except Exception as error:
                 raise _translate(error, sent=False) or error from error
 
     async def close(self) -> None:
         """See ``Pool.close``."""
-        if not self._owned or self._closed:
+        if not self._owned or not self._opened or self._closed:
             return
         self._closed = True
         try:

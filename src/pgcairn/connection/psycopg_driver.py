@@ -244,8 +244,15 @@ class PsycopgPool:
 
     async def open(self) -> None:
         """See ``Pool.open``."""
-        if self._owned:
-            await self._pool.open()
+        if not self._owned or not self._pool.closed:
+            return
+        # The pool's own attempts only log why they fail; one of ours says it to the caller, and at once.
+        try:
+            probe = await self._pool.connection_class.connect(self._pool.conninfo, **self._pool.kwargs)  # type: ignore[arg-type]
+            await probe.close()
+        except psycopg.Error as error:
+            raise UnavailableError(f"No connection to PostgreSQL: {str(error).strip()}") from error
+        await self._pool.open()
 
     async def close(self) -> None:
         """See ``Pool.close``."""
@@ -260,15 +267,10 @@ class PsycopgPool:
             timeout = self._settings.acquire_timeout_seconds if self._owned else None
             connection = await self._pool.getconn(timeout)
         except psycopg_pool.PoolClosed as error:
-            if not self._owned and not self._pool.closed:
-                raise ClosedError("The pool that was given to the saver is not open yet.") from error
-            raise ClosedError(
-                "The saver's pool is closed."
-                if self._owned
-                else "The pool that was given to the saver is closed."
-            ) from error
+            whose = "The saver's pool" if self._owned else "The pool that was given to the saver"
+            raise ClosedError(f"{whose} cannot be used: {error}.") from error
         except psycopg.Error as error:  # PoolTimeout, TooManyRequests, failed connections
-            raise UnavailableError(f"No session could be had: {error}") from error
+            raise UnavailableError(f"No session could be had: {error}{self._last_failure()}") from error
         session = PsycopgSession(connection, self._counters, prepare=self._settings.prepared_statements)
         try:
             async with _in_autocommit(connection):
@@ -278,6 +280,10 @@ class PsycopgPool:
                 # Closed connections are replaced by the pool when they are returned.
                 await connection.close()
             await self._pool.putconn(connection)
+
+    def _last_failure(self) -> str:
+        failure = getattr(self._pool.connection_class, "last_failure", "")
+        return f" (last attempt to connect: {failure})" if failure else ""
 
     @property
     def size(self) -> int:
@@ -361,12 +367,20 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Psyco
     password = settings.password
 
     class Connection(AsyncConnection[Any]):
+        # The pool only logs why it cannot connect; kept here so that an error can say it.
+        last_failure = ""
+
         @classmethod
         async def connect(cls, conninfo: str = "", **kwargs: Any) -> Connection:
             if password is not None:
                 secret = password()
                 kwargs["password"] = await secret if inspect.isawaitable(secret) else secret
-            connection = await super().connect(conninfo, **kwargs)
+            try:
+                connection = await super().connect(conninfo, **kwargs)
+            except psycopg.Error as error:
+                cls.last_failure = str(error).strip()
+                raise
+            cls.last_failure = ""
             counters.sessions_opened += 1
             return connection
 
