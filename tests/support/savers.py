@@ -1,0 +1,199 @@
+"""Savers of every kind on one database, and the checkpoints that tests put into them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, cast
+
+import asyncpg
+import psycopg
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    LATEST_VERSION,
+    BaseCheckpointSaver,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+)
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool
+
+from pgcairn import AsyncPostgresSaver, Settings
+
+# Larger than ``inline_max_bytes`` however it is serialized: such a value has a row of its own.
+LARGE_TEXT = "lorem ipsum dolor sit amet " * 200
+
+# --- savers -----------------------------------------------------------------------------------------
+
+Variant = Callable[[str], AbstractAsyncContextManager[AsyncPostgresSaver]]
+
+
+@asynccontextmanager
+async def _psycopg(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+    async with AsyncPostgresSaver.from_conn_string(dsn) as saver:
+        yield saver
+
+
+@asynccontextmanager
+async def _asyncpg(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+    async with AsyncPostgresSaver.from_conn_string(dsn, driver="asyncpg") as saver:
+        yield saver
+
+
+@asynccontextmanager
+async def _unbatched(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+    async with AsyncPostgresSaver.from_conn_string(dsn, pipeline=False) as saver:
+        yield saver
+
+
+@asynccontextmanager
+async def _encrypted(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+    serde = EncryptedSerializer.from_pycryptodome_aes(key=b"sixteen bytes ab")
+    async with AsyncPostgresSaver.from_conn_string(dsn, serde=serde) as saver:
+        yield saver
+
+
+@asynccontextmanager
+async def _all_stored(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+    async with AsyncPostgresSaver.from_conn_string(dsn, inline_max_bytes=0) as saver:
+        yield saver
+
+
+def _users_psycopg_pool(**keywords: Any) -> Variant:
+    @asynccontextmanager
+    async def make(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+        pool = AsyncConnectionPool(
+            dsn, min_size=1, max_size=4, open=False, kwargs={"row_factory": dict_row, **keywords}
+        )
+        async with pool, AsyncPostgresSaver(pool) as saver:
+            yield saver
+
+    return make
+
+
+@asynccontextmanager
+async def _users_asyncpg_pool(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+    async with (
+        asyncpg.create_pool(dsn, min_size=1, max_size=4) as pool,
+        AsyncPostgresSaver(pool) as saver,
+    ):
+        yield saver
+
+
+@asynccontextmanager
+async def _users_connection(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+    async with (
+        await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as connection,
+        AsyncPostgresSaver(connection) as saver,
+    ):
+        yield saver
+
+
+VARIANTS: dict[str, Variant] = {
+    "psycopg": _psycopg,
+    "asyncpg": _asyncpg,
+    "users-psycopg-pool-never-prepares": _users_psycopg_pool(autocommit=False, prepare_threshold=None),
+    "users-psycopg-pool-always-prepares": _users_psycopg_pool(autocommit=False, prepare_threshold=0),
+    "users-asyncpg-pool": _users_asyncpg_pool,
+    "users-psycopg-connection": _users_connection,
+    "pipeline-false": _unbatched,
+    "encrypted": _encrypted,
+    "nothing-inline": _all_stored,
+}
+
+
+@asynccontextmanager
+async def saver_on(dsn: str, **overrides: object) -> AsyncIterator[AsyncPostgresSaver]:
+    """A saver with a pool of its own, its schema set up."""
+    async with AsyncPostgresSaver.from_conn_string(dsn, settings=Settings(), **overrides) as saver:
+        await saver.setup()
+        yield saver
+
+
+# --- what is put into them --------------------------------------------------------------------------
+
+
+def checkpoint_id(number: int) -> str:
+    """An id whose order is that of the number."""
+    return f"1ef00000-0000-6000-8000-{number:012}"
+
+
+def version(number: int, branch: int = 0) -> str:
+    """A channel version as the savers make them; ``branch`` stands for the random part."""
+    return f"{number:032}.{branch:016}"
+
+
+def config(
+    thread_id: Any = "thread", checkpoint_ns: str | None = "", number: int | None = None, **more: Any
+) -> RunnableConfig:
+    """A config; ``number`` is that of the checkpoint, ``checkpoint_ns=None`` leaves the namespace out."""
+    configurable: dict[str, Any] = {"thread_id": thread_id, **more}
+    if checkpoint_ns is not None:
+        configurable["checkpoint_ns"] = checkpoint_ns
+    if number is not None:
+        configurable["checkpoint_id"] = checkpoint_id(number)
+    return {"configurable": configurable}
+
+
+def checkpoint(
+    number: int,
+    values: Mapping[str, Any] | None = None,
+    versions: Mapping[str, Any] | None = None,
+    *,
+    v: int = LATEST_VERSION,
+) -> Checkpoint:
+    """A checkpoint; channels whose version is not given have version 1."""
+    found = dict(values or {})
+    return {
+        "v": v,
+        "id": checkpoint_id(number),
+        "ts": f"2024-01-01T00:00:{number % 60:02}+00:00",
+        "channel_values": found,
+        "channel_versions": {**{name: version(1) for name in found}, **(versions or {})},
+        "versions_seen": {},
+        "updated_channels": None,
+    }
+
+
+def metadata(**fields: Any) -> CheckpointMetadata:
+    """Metadata with any fields."""
+    return cast("CheckpointMetadata", fields)
+
+
+async def put(
+    saver: BaseCheckpointSaver[Any],
+    where: RunnableConfig,
+    what: Checkpoint,
+    meta: CheckpointMetadata | None = None,
+    new_versions: Mapping[str, Any] | None = None,
+) -> RunnableConfig:
+    """``aput``; all channels are new unless ``new_versions`` says otherwise."""
+    new = what["channel_versions"] if new_versions is None else new_versions
+    return await saver.aput(where, what, meta or metadata(source="loop", step=1), dict(new))
+
+
+async def get(saver: BaseCheckpointSaver[Any], where: RunnableConfig) -> CheckpointTuple:
+    """``aget_tuple`` of a checkpoint that must be there."""
+    found = await saver.aget_tuple(where)
+    assert found is not None, f"nothing at {where}"
+    return found
+
+
+async def values_of(saver: BaseCheckpointSaver[Any], where: RunnableConfig) -> dict[str, Any]:
+    """The channel values of a checkpoint that must be there."""
+    return (await get(saver, where)).checkpoint["channel_values"]
+
+
+async def listed(
+    saver: BaseCheckpointSaver[Any], where: RunnableConfig | None, **arguments: Any
+) -> list[CheckpointTuple]:
+    """``alist`` to its end."""
+    return [each async for each in saver.alist(where, **arguments)]
+
+
+def place(found: CheckpointTuple) -> tuple[str, str, str]:
+    """(thread, namespace, checkpoint) of a tuple."""
+    key = found.config["configurable"]
+    return key["thread_id"], key["checkpoint_ns"], key["checkpoint_id"]
