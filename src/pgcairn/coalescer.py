@@ -80,15 +80,19 @@ class PutItem(Item):
         row: The checkpoint.
         values: Its large values.
         needs: Stored values that must still be there when it is committed.
-        encode_whole: Makes row and values anew, without needs; called when a need is missing.
-        merge: Combines it with the stored body of the same id (see ``Repository.replace_checkpoint``).
     """
 
     row: CheckpointRow
     values: Sequence[ValueRow] = ()
     needs: Sequence[NeededValue] = ()
-    encode_whole: Callable[[PutItem], None]
-    merge: Callable[[PutItem, bytes, str | None], tuple[bytes, str | None]]
+
+    def encode_whole(self) -> None:
+        """Make row and values anew, without needs. Called when something it needs is gone."""
+        raise NotImplementedError
+
+    def merge(self, stored_body: bytes, stored_refs: str | None) -> tuple[bytes, str | None]:
+        """Combine the body with the stored one of the same id (see ``Repository.replace_checkpoint``)."""
+        raise NotImplementedError
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -510,7 +514,7 @@ class Coalescer:
             item = items[number]
             assert isinstance(item, PutItem)
             try:
-                item.encode_whole(item)
+                item.encode_whole()
             except PgcairnError as error:
                 self._fail([item], error)
                 continue
@@ -539,11 +543,7 @@ class Coalescer:
 
     async def _replace(self, item: PutItem) -> None:
         repository = self._repository
-
-        def merge(stored_body: bytes, stored_refs: str | None) -> tuple[bytes, str | None]:
-            return item.merge(item, stored_body, stored_refs)
-
-        if await self._retried(lambda session: repository.replace_checkpoint(session, item.row, merge)):
+        if await self._retried(lambda session: repository.replace_checkpoint(session, item.row, item.merge)):
             self._counters.checkpoints_replaced += 1
 
     async def _retried(self, operation: Callable[[Session], Awaitable[T]]) -> T:

@@ -15,18 +15,23 @@ from pgcairn.errors import InvalidInput
 MAX_KEY_BYTES = 2600
 
 
-def check_key(**parts: str) -> None:
-    """Check that the parts of a key, given by their names, can be stored, and fit into one index entry together.
+def surely_fine(*texts: str) -> bool:
+    """Whether these texts need no closer look: all ASCII, no NUL, and short enough for any key together.
+
+    The hot path asks this once for all its texts; which of them is at fault is only found out if one is.
+    """
+    joined = "".join(texts)
+    return joined.isascii() and "\x00" not in joined and len(joined) <= MAX_KEY_BYTES
+
+
+def check_text(**texts: str) -> dict[str, int]:
+    """Check that texts, given by their names, can be stored; return their sizes in bytes.
 
     Raises:
-        InvalidInput: One holds a NUL or a lone surrogate, or together they need more than ``MAX_KEY_BYTES``.
+        InvalidInput: One holds a NUL or a lone surrogate.
     """
-    # One look at everything together; which part is at fault is only found out when there is one.
-    joined = "".join(parts.values())
-    if joined.isascii() and "\x00" not in joined and len(joined) <= MAX_KEY_BYTES:
-        return
     sizes = {}
-    for name, text in parts.items():
+    for name, text in texts.items():
         if "\x00" in text:
             raise InvalidInput(
                 f"{name} {text!r} holds a NUL character, which PostgreSQL cannot store in a key."
@@ -35,6 +40,18 @@ def check_key(**parts: str) -> None:
             sizes[name] = len(text.encode())
         except UnicodeEncodeError as error:
             raise InvalidInput(f"{name} {text!r} is not valid Unicode: {error.reason}.") from error
+    return sizes
+
+
+def check_key(**parts: str) -> None:
+    """Check that the parts of a key, given by their names, can be stored and fit into one index entry together.
+
+    Raises:
+        InvalidInput: One holds a NUL or a lone surrogate, or together they need more than ``MAX_KEY_BYTES``.
+    """
+    if surely_fine(*parts.values()):
+        return
+    sizes = check_text(**parts)
     total = sum(sizes.values())
     if total > MAX_KEY_BYTES:
         listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
