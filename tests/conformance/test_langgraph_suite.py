@@ -11,7 +11,7 @@ from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.capabilities import BASE_CAPABILITIES, Capability
 from langgraph.checkpoint.conformance.report import ProgressCallbacks
 
-from pgcairn import AsyncPostgresSaver
+from pgcairn import AsyncPostgresSaver, Settings
 from tests.support.savers import VARIANTS
 
 
@@ -25,12 +25,12 @@ def is_claimed(capability: Capability) -> bool:
 
 @pytest.mark.parametrize("capability", [each.value for each in Capability if is_claimed(each)])
 @pytest.mark.parametrize("variant", VARIANTS)
-async def test_capability(database: str, variant: str, capability: str) -> None:
+async def test_capability(dsn: str, schema: str, variant: str, capability: str) -> None:
     failures: list[str] = []
 
     @checkpointer_test(name=variant)
     async def factory() -> AsyncGenerator[BaseCheckpointSaver[Any], None]:
-        async with VARIANTS[variant](database) as saver:
+        async with VARIANTS[variant](dsn, Settings(schema=schema)) as saver:
             await saver.setup()
             yield saver
 

@@ -27,66 +27,66 @@ LARGE_TEXT = "lorem ipsum dolor sit amet " * 200
 
 # --- savers -----------------------------------------------------------------------------------------
 
-Variant = Callable[[str], AbstractAsyncContextManager[AsyncPostgresSaver]]
+Variant = Callable[[str, Settings], AbstractAsyncContextManager[AsyncPostgresSaver]]
 
 
 @asynccontextmanager
-async def _psycopg(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
-    async with AsyncPostgresSaver.from_conn_string(dsn) as saver:
+async def _psycopg(dsn: str, settings: Settings) -> AsyncIterator[AsyncPostgresSaver]:
+    async with AsyncPostgresSaver.from_conn_string(dsn, settings=settings) as saver:
         yield saver
 
 
 @asynccontextmanager
-async def _asyncpg(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
-    async with AsyncPostgresSaver.from_conn_string(dsn, driver="asyncpg") as saver:
+async def _asyncpg(dsn: str, settings: Settings) -> AsyncIterator[AsyncPostgresSaver]:
+    async with AsyncPostgresSaver.from_conn_string(dsn, settings=settings, driver="asyncpg") as saver:
         yield saver
 
 
 @asynccontextmanager
-async def _unbatched(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
-    async with AsyncPostgresSaver.from_conn_string(dsn, pipeline=False) as saver:
+async def _unbatched(dsn: str, settings: Settings) -> AsyncIterator[AsyncPostgresSaver]:
+    async with AsyncPostgresSaver.from_conn_string(dsn, settings=settings, pipeline=False) as saver:
         yield saver
 
 
 @asynccontextmanager
-async def _encrypted(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+async def _encrypted(dsn: str, settings: Settings) -> AsyncIterator[AsyncPostgresSaver]:
     serde = EncryptedSerializer.from_pycryptodome_aes(key=b"sixteen bytes ab")
-    async with AsyncPostgresSaver.from_conn_string(dsn, serde=serde) as saver:
+    async with AsyncPostgresSaver.from_conn_string(dsn, settings=settings, serde=serde) as saver:
         yield saver
 
 
 @asynccontextmanager
-async def _all_stored(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
-    async with AsyncPostgresSaver.from_conn_string(dsn, inline_max_bytes=0) as saver:
+async def _all_stored(dsn: str, settings: Settings) -> AsyncIterator[AsyncPostgresSaver]:
+    async with AsyncPostgresSaver.from_conn_string(dsn, settings=settings, inline_max_bytes=0) as saver:
         yield saver
 
 
 def _users_psycopg_pool(**keywords: Any) -> Variant:
     @asynccontextmanager
-    async def make(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+    async def make(dsn: str, settings: Settings) -> AsyncIterator[AsyncPostgresSaver]:
         pool = AsyncConnectionPool(
             dsn, min_size=1, max_size=4, open=False, kwargs={"row_factory": dict_row, **keywords}
         )
-        async with pool, AsyncPostgresSaver(pool) as saver:
+        async with pool, AsyncPostgresSaver(pool, settings=settings) as saver:
             yield saver
 
     return make
 
 
 @asynccontextmanager
-async def _users_asyncpg_pool(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+async def _users_asyncpg_pool(dsn: str, settings: Settings) -> AsyncIterator[AsyncPostgresSaver]:
     async with (
         asyncpg.create_pool(dsn, min_size=1, max_size=4) as pool,
-        AsyncPostgresSaver(pool) as saver,
+        AsyncPostgresSaver(pool, settings=settings) as saver,
     ):
         yield saver
 
 
 @asynccontextmanager
-async def _users_connection(dsn: str) -> AsyncIterator[AsyncPostgresSaver]:
+async def _users_connection(dsn: str, settings: Settings) -> AsyncIterator[AsyncPostgresSaver]:
     async with (
         await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as connection,
-        AsyncPostgresSaver(connection) as saver,
+        AsyncPostgresSaver(connection, settings=settings) as saver,
     ):
         yield saver
 
@@ -105,9 +105,9 @@ VARIANTS: dict[str, Variant] = {
 
 
 @asynccontextmanager
-async def saver_on(dsn: str, **overrides: object) -> AsyncIterator[AsyncPostgresSaver]:
+async def saver_on(dsn: str, schema: str, **overrides: Any) -> AsyncIterator[AsyncPostgresSaver]:
     """A saver with a pool of its own, its schema set up."""
-    async with AsyncPostgresSaver.from_conn_string(dsn, settings=Settings(), **overrides) as saver:
+    async with AsyncPostgresSaver.from_conn_string(dsn, schema=schema, **overrides) as saver:
         await saver.setup()
         yield saver
 
