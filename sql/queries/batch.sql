@@ -114,12 +114,34 @@ NULL::int4[]
 
 -- name: insert_checkpoint :one
 -- The batch of one checkpoint without large values: the same as part_checkpoints, without its arrays.
--- $1 thread, $2 namespace, $3 id, $4 parent, $5 run, $6 LangGraph format, $7 metadata, $8 body.
+-- $1 thread, $2 namespace, $3 id, $4 parent, $5 run, $6 LangGraph format, $7 metadata, $8 references, $9 body.
 -- Index: checkpoints_pkey. Locks: the new row.
 INSERT INTO /* schema */checkpoints (
-    thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, run_id, langgraph_v, metadata, body
+    thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, run_id, langgraph_v, metadata, refs, body
 )
-VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::int4, $7::text::jsonb, $8::bytea)
+VALUES (
+    $1::text, $2::text, $3::text, $4::text, $5::text, $6::int4, $7::text::jsonb, $8::text::jsonb, $9::bytea
+)
+ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO NOTHING
+RETURNING 1
+
+-- name: insert_checkpoint_and_value :one
+-- The batch of one checkpoint with one large value: the same as part_values and part_checkpoints, without
+-- their arrays.
+-- $1 thread, $2 namespace, $3 id, $4 parent, $5 run, $6 LangGraph format, $7 metadata, $8 references, $9 body,
+-- $10 channel, $11 version, $12 type, $13 frame.
+-- Index: channel_values_pkey, checkpoints_pkey. Locks: the new rows.
+WITH stored_value AS (
+    INSERT INTO /* schema */channel_values (thread_id, checkpoint_ns, channel, version, type, frame)
+    VALUES ($1::text, $2::text, $10::text, $11::text, $12::text, $13::bytea)
+    ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING
+)
+INSERT INTO /* schema */checkpoints (
+    thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, run_id, langgraph_v, metadata, refs, body
+)
+VALUES (
+    $1::text, $2::text, $3::text, $4::text, $5::text, $6::int4, $7::text::jsonb, $8::text::jsonb, $9::bytea
+)
 ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO NOTHING
 RETURNING 1
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 from psycopg import AsyncConnection
@@ -111,10 +111,12 @@ class _ReadyPool:
     async def close(self) -> None:
         await self._pool.close()
 
+    def acquire(self) -> AbstractAsyncContextManager[Session]:
+        return self._pool.acquire() if self._engine.is_ready else self._acquire_first()
+
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Session]:
-        if not self._engine.is_ready:
-            await self._engine.ready()
+    async def _acquire_first(self) -> AsyncIterator[Session]:
+        await self._engine.ready()
         async with self._pool.acquire() as session:
             yield session
 

@@ -13,7 +13,7 @@ import inspect
 import struct
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
 import psycopg
@@ -215,20 +215,54 @@ class PsycopgSession:
         return _translate(error, sent=True)
 
 
-@asynccontextmanager
-async def _in_autocommit(connection: AsyncConnection[Any]) -> AsyncIterator[None]:
-    """Put a connection into autocommit for a while; leave one alone that is inside a transaction."""
-    flip = not connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
-    if flip:
-        await connection.set_autocommit(True)
-    try:
-        yield
-    finally:
-        if flip and not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE:
-            await connection.set_autocommit(False)
+async def _enter_autocommit(connection: AsyncConnection[Any]) -> bool:
+    """Put a connection into autocommit unless it is, or is inside a transaction; return whether it was done."""
+    if connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE:
+        return False
+    await connection.set_autocommit(True)
+    return True
+
+
+async def _leave_autocommit(connection: AsyncConnection[Any]) -> None:
+    """Undo ``_enter_autocommit``."""
+    if not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE:
+        await connection.set_autocommit(False)
 
 
 # --- pools ----------------------------------------------------------------------------------------
+
+
+class _Loan:
+    """A session for the time of an ``async with`` block. A class, because a generator costs twice as much."""
+
+    __slots__ = ("_connection", "_flipped", "_pool", "_session")
+
+    def __init__(self, pool: PsycopgPool) -> None:
+        self._pool = pool
+
+    async def __aenter__(self) -> Session:
+        pool = self._pool
+        self._connection = await pool._take()
+        try:
+            self._flipped = await _enter_autocommit(self._connection)
+            self._session = PsycopgSession(
+                self._connection, pool._counters, prepare=pool._settings.prepared_statements
+            )
+        except BaseException:
+            await pool._pool.putconn(self._connection)
+            raise
+        return self._session
+
+    async def __aexit__(self, *_: object) -> None:
+        connection = self._connection
+        try:
+            if self._session.lost:
+                await connection.close()
+            elif self._flipped:
+                await _leave_autocommit(connection)
+        finally:
+            # The pool replaces connections that come back closed.
+            await self._pool._pool.putconn(connection)
 
 
 class PsycopgPool:
@@ -259,27 +293,21 @@ class PsycopgPool:
         if self._owned:
             await self._pool.close(timeout=self._settings.close_timeout_seconds)
 
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Session]:
+    def acquire(self) -> AbstractAsyncContextManager[Session]:
         """See ``Pool.acquire``."""
+        return _Loan(self)
+
+    async def _take(self) -> AsyncConnection[Any]:
         try:
             # A user's pool keeps its own timeout.
             timeout = self._settings.acquire_timeout_seconds if self._owned else None
-            connection = await self._pool.getconn(timeout)
+            connection: AsyncConnection[Any] = await self._pool.getconn(timeout)
+            return connection
         except psycopg_pool.PoolClosed as error:
             whose = "The saver's pool" if self._owned else "The pool that was given to the saver"
             raise ClosedError(f"{whose} cannot be used: {error}.") from error
         except psycopg.Error as error:  # PoolTimeout, TooManyRequests, failed connections
             raise UnavailableError(f"No session could be had: {error}{self._last_failure()}") from error
-        session = PsycopgSession(connection, self._counters, prepare=self._settings.prepared_statements)
-        try:
-            async with _in_autocommit(connection):
-                yield session
-        finally:
-            if session.lost:
-                # Closed connections are replaced by the pool when they are returned.
-                await connection.close()
-            await self._pool.putconn(connection)
 
     def _last_failure(self) -> str:
         failure = getattr(self._pool.connection_class, "last_failure", "")
@@ -329,10 +357,14 @@ class PsycopgConnectionAsPool:
                     "The connection that was given to the saver is closed.",
                     hint="A single connection cannot heal itself: pass a pool, or use from_conn_string.",
                 )
-            async with _in_autocommit(self._connection):
+            flipped = await _enter_autocommit(self._connection)
+            try:
                 yield PsycopgSession(
                     self._connection, self._counters, prepare=self._settings.prepared_statements
                 )
+            finally:
+                if flipped:
+                    await _leave_autocommit(self._connection)
 
     @property
     def idle(self) -> int:

@@ -36,6 +36,15 @@ class Batch:
         """How many rows it writes."""
         return len(self.checkpoints) + len(self.values) + len(self.writes_kept) + len(self.writes_replaced)
 
+    @property
+    def is_single(self) -> bool:
+        """Whether a statement without arrays can write it: one checkpoint with at most one value, or one write."""
+        if self.needs or self.writes_replaced:
+            return False
+        if self.checkpoints:
+            return len(self.checkpoints) == 1 and len(self.values) <= 1 and not self.writes_kept
+        return len(self.writes_kept) == 1
+
 
 class BatchResult(NamedTuple):
     """What a committed batch did.
@@ -109,7 +118,7 @@ class Repository:
 
     async def insert_batch(self, session: Session, batch: Batch) -> BatchResult:
         """Write a batch: one statement, one round trip, one transaction."""
-        if batch.rows == 1 and not batch.needs and not batch.values and not batch.writes_replaced:
+        if batch.is_single:
             return await self._insert_single(session, batch)
         shape = BatchShape(
             needs=bool(batch.needs),
@@ -134,8 +143,13 @@ class Repository:
         if batch.writes_kept:
             await session.fetch(self._statements.insert_write, batch.writes_kept[0])
             return BatchResult(0, _NOTHING_MISSING)
-        *row, _, body = batch.checkpoints[0][1]
-        inserted = await session.fetch(self._statements.insert_checkpoint, (*row, body))
+        row = batch.checkpoints[0][1]
+        statements = self._statements
+        if batch.values:
+            value = batch.values[0][1]
+            inserted = await session.fetch(statements.insert_checkpoint_and_value, (*row, *value[2:]))
+        else:
+            inserted = await session.fetch(statements.insert_checkpoint, row)
         return BatchResult(len(inserted), _NOTHING_MISSING)
 
     async def replace_checkpoint(

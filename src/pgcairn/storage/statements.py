@@ -72,6 +72,7 @@ class Statements:
         self._prefix = quote_identifier(schema) + "."
         self._batches: dict[BatchShape, Query] = {}
         self.insert_checkpoint = self._single("insert_checkpoint")
+        self.insert_checkpoint_and_value = self._single("insert_checkpoint_and_value")
         self.insert_write = self._single("insert_write")
         self.lock_checkpoint = self._single("lock_checkpoint")
         self.replace_checkpoint = self._single("replace_checkpoint")
