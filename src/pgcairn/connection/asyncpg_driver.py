@@ -32,8 +32,8 @@ from pgcairn.telemetry import Counters
 _STATEMENT_CACHE_SIZE = 100
 
 
-def _translate(error: BaseException, *, sent: bool) -> PgcairnError | None:
-    """Map an asyncpg error. ``sent`` says whether the statement may have reached the server."""
+def _translate(error: Exception) -> PgcairnError | None:
+    """Map an error of a statement; ``None`` if it is not asyncpg's."""
     if isinstance(error, asyncpg.PostgresError):
         sqlstate = error.sqlstate
         if sqlstate is not None and not sqlstate.startswith("08"):
@@ -42,8 +42,22 @@ def _translate(error: BaseException, *, sent: bool) -> PgcairnError | None:
         return RejectedError(f"asyncpg: {error}", sqlstate="22000")
     elif not isinstance(error, asyncpg.InterfaceError | OSError | asyncio.TimeoutError):
         return None
-    kind = OutcomeUnknown if sent else UnavailableError
-    return kind(f"The connection to PostgreSQL was lost: {str(error) or type(error).__name__}")
+    return OutcomeUnknown(f"The connection to PostgreSQL was lost: {str(error) or type(error).__name__}")
+
+
+def _unreachable(error: Exception) -> UnavailableError | None:
+    """Map an error of an attempt to connect; ``None`` if it is not asyncpg's."""
+    if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError | asyncio.TimeoutError):
+        return UnavailableError(f"No connection to PostgreSQL: {str(error) or type(error).__name__}")
+    return None
+
+
+def _is_closed(connection: Any) -> bool:
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:
+        # The pool has taken a connection that broke back at once; its stand-in refuses every call.
+        return True
 
 
 class AsyncpgSession:
@@ -63,7 +77,9 @@ class AsyncpgSession:
         try:
             rows: Sequence[Row] = await self._connection.fetch(query.text, *params)
         except Exception as error:
-            raise self._failed(error) from error
+            if (mapped := self._failed(error)) is None:
+                raise
+            raise mapped from error
         return rows
 
     async def script(self, text: str) -> None:
@@ -73,7 +89,9 @@ class AsyncpgSession:
         try:
             await self._connection.execute(text)
         except Exception as error:
-            raise self._failed(error) from error
+            if (mapped := self._failed(error)) is None:
+                raise
+            raise mapped from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -86,12 +104,14 @@ class AsyncpgSession:
         except PgcairnError:
             raise
         except Exception as error:
-            raise self._failed(error) from error
+            if (mapped := self._failed(error)) is None:
+                raise
+            raise mapped from error
 
-    def _failed(self, error: Exception) -> Exception:
-        if self._connection.is_closed() or session_is_lost(getattr(error, "sqlstate", None)):
+    def _failed(self, error: Exception) -> PgcairnError | None:
+        if _is_closed(self._connection) or session_is_lost(getattr(error, "sqlstate", None)):
             self.lost = True
-        return _translate(error, sent=True) or error
+        return _translate(error)
 
 
 class AsyncpgPool:
@@ -119,7 +139,9 @@ class AsyncpgPool:
                 await self._pool
                 self._opened = True
             except Exception as error:
-                raise _translate(error, sent=False) or error from error
+                if (mapped := _unreachable(error)) is None:
+                    raise
+                raise mapped from error
 
     async def close(self) -> None:
         """See ``Pool.close``."""
@@ -147,12 +169,14 @@ class AsyncpgPool:
                 else f"The pool that was given to the saver cannot be used: {error}."
             ) from error
         except Exception as error:
-            raise _translate(error, sent=False) or error from error
+            if (mapped := _unreachable(error)) is None:
+                raise
+            raise mapped from error
         session = AsyncpgSession(connection, self._counters)
         try:
             yield session
         finally:
-            if session.lost and not connection.is_closed():
+            if session.lost and not _is_closed(connection):
                 connection.terminate()
             await self._pool.release(connection)
 
