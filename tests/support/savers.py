@@ -10,7 +10,6 @@ import asyncpg
 import psycopg
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    LATEST_VERSION,
     BaseCheckpointSaver,
     Checkpoint,
     CheckpointMetadata,
@@ -24,6 +23,9 @@ from pgcairn import AsyncPostgresSaver, Settings
 
 # Larger than ``inline_max_bytes`` however it is serialized: such a value has a row of its own.
 LARGE_TEXT = "lorem ipsum dolor sit amet " * 200
+
+# The format that LangGraph 1 writes (langgraph.pregel._checkpoint.LATEST_VERSION).
+LANGGRAPH_V = 4
 
 # --- savers -----------------------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ def checkpoint(
     values: Mapping[str, Any] | None = None,
     versions: Mapping[str, Any] | None = None,
     *,
-    v: int = LATEST_VERSION,
+    v: int = LANGGRAPH_V,
 ) -> Checkpoint:
     """A checkpoint; channels whose version is not given have version 1."""
     found = dict(values or {})
