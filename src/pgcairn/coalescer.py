@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pgcairn.connection.pool import Pool, Session, run_retried
 from pgcairn.errors import (
@@ -183,14 +183,14 @@ class Queue:
 
 
 def assemble(items: Sequence[Item]) -> Batch:
-    """Put the rows of items together so that no key appears twice, sorted so that two processes cannot
+    """Put the rows of items together so that no key is written twice, sorted so that two processes cannot
     deadlock each other.
 
     Of two rows with one key the rule of the operation decides, as if they had been sent one after the
     other: values and ordinary writes keep the first, special writes take the last value and the first path.
     """
     checkpoints: list[tuple[int, CheckpointRow]] = []
-    values: dict[tuple[str, str, str, str], tuple[int, ValueRow]] = {}
+    values: dict[tuple[str, str, str, str], list[tuple[int, ValueRow]]] = {}
     needs: list[tuple[int, NeededValue]] = []
     kept: dict[tuple[str, str, str, str, int], WriteRow] = {}
     replaced: dict[tuple[str, str, str, str, int], WriteRow] = {}
@@ -198,7 +198,11 @@ def assemble(items: Sequence[Item]) -> Batch:
         if isinstance(item, PutItem):
             checkpoints.append((number, item.row))
             for value in item.values:
-                values.setdefault(value[:4], (number, value))
+                same = values.setdefault(value[:4], [])
+                # An item that needs a stored value may be left out, and its values with it: then the same
+                # value must come with the next item that brings it. The insert keeps the first that stays.
+                if not same or cast("PutItem", items[same[-1][0]]).needs:
+                    same.append((number, value))
             if item.needs:
                 needs += [(number, need) for need in item.needs]
         elif isinstance(item, WritesItem):
@@ -215,7 +219,7 @@ def assemble(items: Sequence[Item]) -> Batch:
     needs.sort(key=itemgetter(1))
     return Batch(
         checkpoints=checkpoints,
-        values=[values[key] for key in sorted(values)],
+        values=[entry for key in sorted(values) for entry in values[key]],
         needs=needs,
         writes_kept=[kept[key] for key in sorted(kept)],
         writes_replaced=[replaced[key] for key in sorted(replaced)],

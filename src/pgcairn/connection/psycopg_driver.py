@@ -1,7 +1,7 @@
 """The psycopg 3 driver of the connection seam.
 
 Owns the pool that ``from_conn_string`` makes, and the adapters that let a user's ``AsyncConnectionPool`` or
-single ``AsyncConnection`` serve as one. Uses cursors of its own, so that nothing depends on the user's
+single ``AsyncConnection`` serve as one. Statements go through ``psycopg_wire``, so that nothing depends on the user's
 ``row_factory``; puts ``autocommit`` back as it found it; obeys ``prepare_threshold=None``.
 Errors are mapped by SQLSTATE here and nowhere else.
 """
@@ -12,20 +12,18 @@ import asyncio
 import inspect
 import struct
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import psycopg_pool
 from psycopg import AsyncConnection, AsyncRawCursor
-from psycopg.abc import Buffer
-from psycopg.adapt import AdaptersMap, Dumper
-from psycopg.pq import ExecStatus, Format, TransactionStatus
-from psycopg.rows import tuple_row
+from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool
 
 from pgcairn.connection.pool import Query, Row, Session, error_for, session_is_lost
+from pgcairn.connection.psycopg_wire import Wire, encode
 from pgcairn.errors import (
     ClosedError,
     OutcomeUnknown,
@@ -36,109 +34,8 @@ from pgcairn.errors import (
 from pgcairn.settings import Settings
 from pgcairn.telemetry import Counters
 
-# --- parameters -----------------------------------------------------------------------------------
-#
-# psycopg finds the type of a list by looking at its elements and dumps them one by one through objects.
-# The statements name the type of every parameter, so the arrays are packed here in one pass instead.
-
-_OIDS = {
-    "text": 25,
-    "bytea": 17,
-    "int4": 23,
-    "int8": 20,
-    "text[]": 1009,
-    "bytea[]": 1001,
-    "int4[]": 1007,
-}  # PostgreSQL's pg_type.dat; fixed for all versions
-_INT = struct.Struct(">i")
-_NULL = _INT.pack(-1)
-_ARRAY_HEAD = struct.Struct(">iiIii")  # dimensions, has nulls, element oid, length, lower bound
-_EMPTY_HEAD = struct.Struct(">iiI")
-
-
-def _pack(elements: list[bytes | None], element_oid: int) -> bytes:
-    """Pack elements into PostgreSQL's binary array format (src/backend/utils/adt/arrayfuncs.c)."""
-    count = len(elements)
-    if not count:
-        return _EMPTY_HEAD.pack(0, 0, element_oid)
-    has_null = None in elements
-    parts: list[bytes] = [b""] * (2 * count + 1)
-    if has_null:
-        parts[1::2] = [_NULL if element is None else _INT.pack(len(element)) for element in elements]
-        parts[2::2] = [element or b"" for element in elements]
-    else:
-        present = cast("list[bytes]", elements)
-        parts[1::2] = map(_INT.pack, map(len, present))
-        parts[2::2] = present
-    parts[0] = _ARRAY_HEAD.pack(1, has_null, element_oid, count, 1)
-    return b"".join(parts)
-
-
-class _Packed:
-    """A parameter that is in PostgreSQL's binary format already."""
-
-    __slots__ = ("buffer",)
-
-    def __init__(self, buffer: bytes | None) -> None:
-        self.buffer = buffer
-
-
-class _PackedDumper(Dumper):
-    format = Format.BINARY
-
-    def dump(self, obj: _Packed) -> Buffer | None:
-        return obj.buffer
-
-
-def _packed_type(type_name: str) -> tuple[type[_Packed], type[_PackedDumper]]:
-    # A class of its own for each type, because psycopg chooses the dumper, and thereby the oid, by class.
-    name = type_name.replace("[]", "_array")
-    packed = type(f"_Packed_{name}", (_Packed,), {"__slots__": ()})
-    dumper = type(f"_PackedDumper_{name}", (_PackedDumper,), {"oid": _OIDS[type_name]})
-    return packed, dumper
-
-
-_TYPES = {name: _packed_type(name) for name in _OIDS}
-
-
-def _encoder(type_name: str) -> Callable[[Any], _Packed]:
-    packed = _TYPES[type_name][0]
-    if type_name == "text[]":
-
-        def encode_texts(values: Sequence[str | None]) -> _Packed:
-            if None in values:
-                return packed(_pack([None if v is None else v.encode() for v in values], 25))
-            return packed(_pack(list(map(str.encode, cast("Sequence[str]", values))), 25))
-
-        return encode_texts
-    if type_name == "bytea[]":
-        return lambda values: packed(_pack(list(values), 17))
-    if type_name == "int4[]":
-        return lambda values: packed(_pack(list(map(_INT.pack, values)), 23))
-    if type_name == "text":
-        return lambda value: packed(None if value is None else value.encode())
-    if type_name == "int4":
-        return lambda value: packed(None if value is None else _INT.pack(value))
-    if type_name == "int8":
-        return lambda value: packed(None if value is None else struct.pack(">q", value))
-    return packed
-
-
-_ENCODERS = {name: _encoder(name) for name in _OIDS}
-
-
-class _Cursor(AsyncRawCursor[tuple[Any, ...]]):
-    """A cursor that knows the packed types and yields tuples whatever the connection's row factory."""
-
-    def __init__(self, connection: AsyncConnection[Any]) -> None:
-        super().__init__(connection, row_factory=tuple_row)
-        adapters: AdaptersMap = self.adapters
-        for packed, dumper in _TYPES.values():
-            adapters.register_dumper(packed, dumper)
-
-
-# A cursor costs about 12 µs to make and register; each connection keeps one.
-_cursors: weakref.WeakKeyDictionary[AsyncConnection[Any], _Cursor] = weakref.WeakKeyDictionary()
+# What is known about each connection lives as long as the connection.
+_wires: weakref.WeakKeyDictionary[AsyncConnection[Any], Wire] = weakref.WeakKeyDictionary()
 
 
 # --- sessions -------------------------------------------------------------------------------------
@@ -157,14 +54,11 @@ def _translate(error: psycopg.Error, *, sent: bool) -> PgcairnError:
 class PsycopgSession:
     """One psycopg connection, seen through the seam."""
 
-    __slots__ = ("_connection", "_counters", "_cursor", "_prepare", "lost")
+    __slots__ = ("_connection", "_counters", "_prepare", "_wire", "lost")
 
     def __init__(self, connection: AsyncConnection[Any], counters: Counters, *, prepare: bool) -> None:
         self._connection = connection
-        cursor = _cursors.get(connection)
-        if cursor is None:
-            cursor = _cursors[connection] = _Cursor(connection)
-        self._cursor = cursor
+        self._wire = _wires.get(connection)
         self._counters = counters
         self._prepare = prepare
         self.lost = False
@@ -172,29 +66,28 @@ class PsycopgSession:
     async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
         """See ``Session.fetch``."""
         try:
-            encoded = [
-                _ENCODERS[type_name](value) for type_name, value in zip(query.types, params, strict=True)
-            ]
-        except (UnicodeEncodeError, struct.error) as error:
+            encoded = encode(query, params)
+        except (UnicodeEncodeError, struct.error, TypeError) as error:
             raise RejectedError(f"A parameter of {query.name} cannot be encoded: {error}") from error
         self._counters.statements += 1
         self._counters.round_trips += 1
-        cursor = self._cursor
         try:
-            await cursor.execute(query.text, encoded, prepare=self._prepare, binary=True)
-            result = cursor.pgresult
-            if result is None or result.status != ExecStatus.TUPLES_OK:
-                return ()
-            return await cursor.fetchall()
+            if self._wire is None:
+                self._wire = _wires[self._connection] = Wire(self._connection)
+            return await self._wire.fetch(query, encoded, prepare=self._prepare)
         except psycopg.Error as error:
             raise self._failed(error) from error
+        except asyncio.CancelledError:
+            # The answer is still to come; nobody could tell it from the next one's.
+            self.lost = True
+            raise
 
     async def script(self, text: str) -> None:
         """See ``Session.script``."""
         self._counters.statements += 1
         self._counters.round_trips += 1
         try:
-            await self._cursor.execute(text, prepare=False)
+            await AsyncRawCursor(self._connection).execute(text, prepare=False)
         except psycopg.Error as error:
             raise self._failed(error) from error
 
@@ -358,12 +251,15 @@ class PsycopgConnectionAsPool:
                     hint="A single connection cannot heal itself: pass a pool, or use from_conn_string.",
                 )
             flipped = await _enter_autocommit(self._connection)
+            session = PsycopgSession(
+                self._connection, self._counters, prepare=self._settings.prepared_statements
+            )
             try:
-                yield PsycopgSession(
-                    self._connection, self._counters, prepare=self._settings.prepared_statements
-                )
+                yield session
             finally:
-                if flipped:
+                if session.lost:
+                    await self._connection.close()
+                elif flipped:
                     await _leave_autocommit(self._connection)
 
     @property
@@ -384,6 +280,7 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Psyco
         "autocommit": True,
         "prepare_threshold": 5 if settings.prepared_statements else None,
         "application_name": settings.application_name,
+        "client_encoding": "utf8",
         "connect_timeout": max(
             2, round(settings.connect_timeout_seconds)
         ),  # libpq takes whole seconds, at least 2

@@ -17,10 +17,11 @@ from pgcairn.storage.statements import BatchShape, Statements
 
 @dataclass(slots=True)
 class Batch:
-    """Rows that go in one transaction. No key appears twice in any list.
+    """Rows that go in one transaction. No key appears twice in any list but ``values``.
 
     Attributes:
         checkpoints: By item number, which ``BatchResult`` refers to.
+        values: Of two with one key the first is stored whose item is not left out.
         writes_kept: Ordinary writes: a stored row wins.
         writes_replaced: Special writes: the new value wins.
     """
