@@ -25,9 +25,11 @@ from pgcairn.connection.pool import Pool, Session, run_retried
 from pgcairn.errors import (
     BacklogFull,
     ClosedError,
+    DatabaseError,
     OutcomeUnknown,
     PgcairnError,
     RejectedError,
+    UnavailableError,
 )
 from pgcairn.settings import Settings
 from pgcairn.storage.repository import Batch, Repository
@@ -60,6 +62,7 @@ class Item:
         rows: How many rows it writes.
         size_bytes: Its payload.
         ready: Whether its bytes are there; compression of large values ends later.
+        abandoned: Its bytes could not be made, so there is nothing to send.
         answer: Set once, by the lane.
         submitted_at: ``time.perf_counter()`` when the call came.
     """
@@ -68,6 +71,7 @@ class Item:
     rows: int = 1
     size_bytes: int = 0
     ready: bool = True
+    abandoned: bool = field(default=False, init=False)
     answer: asyncio.Future[None] = field(init=False)
     submitted_at: float = 0.0
 
@@ -325,7 +329,7 @@ class Coalescer:
 
     def abandon(self, item: Item, error: BaseException) -> None:
         """Fail an item whose bytes could not be made."""
-        item.ready = True
+        item.ready = item.abandoned = True
         if not item.answer.done():
             item.answer.set_exception(error)
         self._lane_of(item).wake()
@@ -338,17 +342,25 @@ class Coalescer:
         self._closing = True
         for lane in self._lanes:
             lane.wake()
-        tasks = [lane.task for lane in self._lanes if lane.task is not None]
-        if tasks:
-            _, pending = await asyncio.wait(tasks, timeout=deadline_seconds)
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + deadline_seconds
+        rest: list[Item] = []
+        # Room at the gate may start a lane that was not there when the closing began.
+        while tasks := [lane.task for lane in self._lanes if lane.task is not None]:
+            _, pending = await asyncio.wait(tasks, timeout=max(0.0, give_up_at - loop.time()))
+            if not pending:
+                continue
+            rest += self._gate  # nobody is let in any more
+            self._gate.clear()
             for task in pending:
                 task.cancel()
-            if pending:
-                await asyncio.wait(pending)
-        rest = list(self._gate)
+            await asyncio.wait(pending)
+        rest += self._gate
         self._gate.clear()
         for lane in self._lanes:
-            rest += lane.queue.drain()
+            left = lane.queue.drain()
+            self._release(left)
+            rest += left
         self._fail(
             rest,
             ClosedError("The saver was closed before this could be sent; nothing was written."),
@@ -376,6 +388,7 @@ class Coalescer:
         if item in self._gate:
             self._gate.remove(item)
             self._refuse(item)
+            self._wake_if_closing()
 
     def _refuse(self, item: Item) -> None:
         self._counters.backlog_refusals += 1
@@ -411,9 +424,12 @@ class Coalescer:
         ):
             while self._gate and not self._is_full():
                 self._admit(self._gate.popleft())
-            if self._closing and not self._gate:
-                for lane in self._lanes:  # each stays for the gate's sake
-                    lane.wake()
+            self._wake_if_closing()
+
+    def _wake_if_closing(self) -> None:
+        if self._closing and not self._gate:
+            for lane in self._lanes:  # each stays for the gate's sake
+                lane.wake()
 
     # --- lanes -----------------------------------------------------------------------------------
 
@@ -439,6 +455,7 @@ class Coalescer:
         error = PgcairnError("The write lane died of an internal error; nothing of this call was written.")
         error.__cause__ = task.exception()
         self._fail(rest, error)
+        self._release(rest)
 
     async def _run(self, lane: _Lane) -> None:
         loop = asyncio.get_running_loop()
@@ -456,9 +473,12 @@ class Coalescer:
                 continue
             try:
                 # An item whose bytes could not be made was answered already.
-                await self._send(
-                    [item for item in items if not item.answer.done() or item.answer.cancelled()]
-                )
+                await self._send([item for item in items if not item.abandoned])
+            except BaseException as error:
+                outcome = OutcomeUnknown("The write was interrupted after it was sent.")
+                outcome.__cause__ = error
+                self._fail(items, outcome)  # those that have no answer yet
+                raise
             finally:
                 self._release(items)
 
@@ -483,11 +503,6 @@ class Coalescer:
             await self._send(items[middle:])
         except PgcairnError as error:
             self._fail(items, error)
-        except BaseException as error:
-            outcome = OutcomeUnknown("The write was interrupted after it was sent.")
-            outcome.__cause__ = error
-            self._fail(items, outcome)
-            raise
         else:
             left_out = set(map(id, again))
             now = time.perf_counter()
@@ -533,8 +548,17 @@ class Coalescer:
             for item in written:
                 try:
                     await self._replace(item)
+                except RejectedError as error:
+                    self._fail([item], error)
+                except (UnavailableError, DatabaseError) as error:
+                    # Both say that nothing was written; but the batch is committed, and this item with it
+                    # unless its checkpoint existed.
+                    outcome = OutcomeUnknown(
+                        "The checkpoint is stored, but perhaps in the older state of the same id."
+                    )
+                    outcome.__cause__ = error
+                    self._fail([item], outcome)
                 except PgcairnError as error:
-                    # The others are committed; this one's older state stands.
                     self._fail([item], error)
         counters.batches += 1
         counters.batch_rows_total += batch.rows

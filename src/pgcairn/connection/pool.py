@@ -173,7 +173,9 @@ async def run_retried(
 
     The operation must be one that can be repeated: a statement of its own, or one whole transaction.
     ``UnavailableError`` and ``OutcomeUnknown`` are repeated, everything else is raised at once. After an
-    unknown outcome the error that is raised at the deadline stays ``OutcomeUnknown``, whatever came later.
+    unknown outcome the error that is raised in the end stays ``OutcomeUnknown``, whatever came later, because
+    other errors say that nothing was written. ``RejectedError`` is the exception: what was committed once is
+    not refused when it is repeated.
 
     Args:
         pool: Where sessions come from.
@@ -188,12 +190,14 @@ async def run_retried(
         try:
             async with pool.acquire() as session:
                 return await operation(session)
-        except (UnavailableError, OutcomeUnknown) as error:
+        except RejectedError:
+            raise
+        except PgcairnError as error:
             if isinstance(error, OutcomeUnknown):
                 unknown = error
                 counters.sessions_lost += 1
             left = give_up_at - time.monotonic()
-            if left <= 0:
+            if left <= 0 or not isinstance(error, UnavailableError | OutcomeUnknown):
                 if unknown is not None and unknown is not error:
                     raise unknown from error
                 raise
