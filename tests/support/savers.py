@@ -109,7 +109,9 @@ VARIANTS: dict[str, Variant] = {
 @asynccontextmanager
 async def saver_on(dsn: str, schema: str, **overrides: Any) -> AsyncIterator[AsyncPostgresSaver]:
     """A saver with a pool of its own, its schema set up."""
-    async with AsyncPostgresSaver.from_conn_string(dsn, schema=schema, **overrides) as saver:
+    async with AsyncPostgresSaver.from_conn_string(
+        dsn, schema=schema, **{"min_size": 1, **overrides}
+    ) as saver:
         await saver.setup()
         yield saver
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.postflight import check_sessions
+from tests.support.postflight import LeftBehind, check_sessions
 from tests.support.server import Server
 
 _numbers = itertools.count(1)
@@ -28,7 +28,11 @@ def shared_database(server: Server) -> Iterator[str]:
 def dsn(server: Server, shared_database: str) -> Iterator[str]:
     """The address of the shared database. Sessions left in it fail the test."""
     yield server.dsn(shared_database)
-    check_sessions(server.sessions_left(shared_database))
+    try:
+        check_sessions(server.sessions_left(shared_database))
+    except LeftBehind:
+        server.terminate_sessions(shared_database)  # the next test is not to blame
+        raise
 
 
 @pytest.fixture
