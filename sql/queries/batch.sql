@@ -112,7 +112,7 @@ WHERE NOT EXISTS (SELECT FROM missing WHERE missing.item = r.item)
 -- name: list_none :part
 NULL::int4[]
 
--- name: insert_checkpoint :one
+-- name: insert_checkpoint :execrows
 -- The batch of one checkpoint without large values: the same as part_checkpoints, without its arrays.
 -- $1 thread, $2 namespace, $3 id, $4 parent, $5 run, $6 LangGraph format, $7 metadata, $8 references, $9 body.
 -- Index: checkpoints_pkey. Locks: the new row.
@@ -123,9 +123,8 @@ VALUES (
     $1::text, $2::text, $3::text, $4::text, $5::text, $6::int4, $7::text::jsonb, $8::text::jsonb, $9::bytea
 )
 ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO NOTHING
-RETURNING 1
 
--- name: insert_checkpoint_and_value :one
+-- name: insert_checkpoint_and_value :execrows
 -- The batch of one checkpoint with one large value: the same as part_values and part_checkpoints, without
 -- their arrays.
 -- $1 thread, $2 namespace, $3 id, $4 parent, $5 run, $6 LangGraph format, $7 metadata, $8 references, $9 body,
@@ -143,7 +142,6 @@ VALUES (
     $1::text, $2::text, $3::text, $4::text, $5::text, $6::int4, $7::text::jsonb, $8::text::jsonb, $9::bytea
 )
 ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO NOTHING
-RETURNING 1
 
 -- name: insert_write :execrows
 -- The batch of one ordinary pending write: the same as part_writes_kept, without its arrays.

@@ -82,6 +82,18 @@ class AsyncpgSession:
             raise mapped from error
         return rows
 
+    async def execute(self, query: Query, params: Sequence[object]) -> int:
+        """See ``Session.execute``."""
+        self._counters.statements += 1
+        self._counters.round_trips += 1
+        try:
+            status: str = await self._connection.execute(query.text, *params)
+        except Exception as error:
+            if (mapped := self._failed(error)) is None:
+                raise
+            raise mapped from error
+        return int(status.rpartition(" ")[2])  # INSERT 0 1, UPDATE 1
+
     async def script(self, text: str) -> None:
         """See ``Session.script``."""
         self._counters.statements += 1

@@ -64,6 +64,10 @@ class Session(Protocol):
         """
         ...
 
+    async def execute(self, query: Query, params: Sequence[object]) -> int:
+        """Run one statement that returns no rows; return how many rows it wrote. Otherwise as ``fetch``."""
+        ...
+
     async def script(self, text: str) -> None:
         """Run DDL: one or more statements without parameters. Raises as ``fetch`` does."""
         ...

@@ -20,10 +20,11 @@ import psycopg
 import psycopg_pool
 from psycopg import AsyncConnection, AsyncRawCursor
 from psycopg.pq import TransactionStatus
+from psycopg.pq.abc import PGresult
 from psycopg_pool import AsyncConnectionPool
 
 from pgcairn.connection.pool import Query, Row, Session, error_for, session_is_lost
-from pgcairn.connection.psycopg_wire import Wire, encode
+from pgcairn.connection.psycopg_wire import Wire, encode, rows_of
 from pgcairn.errors import (
     ClosedError,
     OutcomeUnknown,
@@ -65,6 +66,13 @@ class PsycopgSession:
 
     async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
         """See ``Session.fetch``."""
+        return rows_of(await self._run(query, params))
+
+    async def execute(self, query: Query, params: Sequence[object]) -> int:
+        """See ``Session.execute``."""
+        return (await self._run(query, params)).command_tuples or 0
+
+    async def _run(self, query: Query, params: Sequence[object]) -> PGresult:
         try:
             encoded = encode(query, params)
         except (UnicodeEncodeError, struct.error, TypeError) as error:
@@ -74,7 +82,7 @@ class PsycopgSession:
         try:
             if self._wire is None:
                 self._wire = _wires[self._connection] = Wire(self._connection)
-            return await self._wire.fetch(query, encoded, prepare=self._prepare)
+            return await self._wire.run(query, encoded, prepare=self._prepare)
         except psycopg.Error as error:
             raise self._failed(error) from error
         except asyncio.CancelledError:

@@ -111,8 +111,8 @@ class Wire:
         self._answer: asyncio.Future[None] | None = None
         self._writing = False
 
-    async def fetch(self, query: Query, params: list[bytes | None], *, prepare: bool) -> Sequence[Row]:
-        """Run a statement and return its rows.
+    async def run(self, query: Query, params: list[bytes | None], *, prepare: bool) -> PGresult:
+        """Run a statement and return its result, which is one without an error.
 
         Cancelling this leaves the connection in the middle of an exchange: it can only be closed.
 
@@ -124,33 +124,31 @@ class Wire:
             if self._pgconn.pipeline_status != PipelineStatus.OFF:
                 raise psycopg.NotSupportedError("the connection is in pipeline mode; leave it first")
             if not prepare or connection.prepare_threshold is None:
-                return self._rows(await self._exchange(query.text.encode(), params, None))
+                return _checked(await self._exchange(query.text.encode(), params, None))
             for attempt in (1, 2):
                 name = self._names.get(query.text)
                 if name is None:
                     name = await self._prepare(query)
                 result = await self._exchange(b"", params, name)
-                stale = result.error_field(DiagnosticField.SQLSTATE)
                 if (
                     attempt == 2
-                    or stale is None
-                    or stale.decode() not in _STALE_STATEMENT
+                    or _sqlstate(result) not in _STALE_STATEMENT
                     or self._pgconn.transaction_status != TransactionStatus.IDLE
                 ):
                     break
                 self._names.clear()
-            return self._rows(result)
+            return _checked(result)
 
     async def _prepare(self, query: Query) -> bytes:
         name = b"pgcairn_%d" % len(self._names)
         self._pgconn.send_prepare(name, query.text.encode())
         result = await self._wait()
-        if result.status == ExecStatus.FATAL_ERROR and self._sqlstate(result) == "42P05":
+        if result.status == ExecStatus.FATAL_ERROR and _sqlstate(result) == "42P05":
             # Left by a saver that used this session before, through a pooler or a lost cache.
             name = b"pgcairn_%d_%x" % (len(self._names), id(self))
             self._pgconn.send_prepare(name, query.text.encode())
             result = await self._wait()
-        self._check(result)
+        _checked(result)
         self._names[query.text] = name
         return name
 
@@ -214,21 +212,27 @@ class Wire:
             self._writing = False
             asyncio.get_running_loop().remove_writer(self._pgconn.socket)
 
-    # --- answers ------------------------------------------------------------------------------------
 
-    def _rows(self, result: PGresult) -> Sequence[Row]:
-        self._check(result)
-        if result.status != ExecStatus.TUPLES_OK or not result.ntuples:
-            return ()
-        # Adapters of psycopg itself, not the connection's: a user may have registered others there.
-        transformer = Transformer.from_context(None)
-        transformer.set_pgresult(result)
-        return transformer.load_rows(0, result.ntuples, tuple)
+# --- answers ----------------------------------------------------------------------------------------
 
-    def _check(self, result: PGresult) -> None:
-        if result.status == ExecStatus.FATAL_ERROR:
-            raise error_from_result(result, encoding="utf-8")
 
-    @staticmethod
-    def _sqlstate(result: PGresult) -> str:
-        return (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+def rows_of(result: PGresult) -> Sequence[Row]:
+    """Load the rows of a result."""
+    if result.status != ExecStatus.TUPLES_OK or not result.ntuples:
+        return ()
+    # Adapters of psycopg itself, not the connection's: a user may have registered others there.
+    transformer = Transformer.from_context(None)
+    transformer.set_pgresult(result)
+    return transformer.load_rows(0, result.ntuples, tuple)
+
+
+def _checked(result: PGresult) -> PGresult:
+    if result.status == ExecStatus.FATAL_ERROR:
+        raise error_from_result(result, encoding="utf-8")
+    return result
+
+
+def _sqlstate(result: PGresult) -> str | None:
+    if result.status != ExecStatus.FATAL_ERROR:
+        return None
+    return (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()

@@ -156,7 +156,7 @@ async def migrate(
         for migration in migrations():
             if migration.version > state.version:
                 await session.script(statements.qualify(migration.text))
-                await session.fetch(
+                await session.execute(
                     statements.record_migration,
                     (migration.version, migration.name, migration.digest),
                 )

@@ -142,16 +142,16 @@ class Repository:
 
     async def _insert_single(self, session: Session, batch: Batch) -> BatchResult:
         if batch.writes_kept:
-            await session.fetch(self._statements.insert_write, batch.writes_kept[0])
+            await session.execute(self._statements.insert_write, batch.writes_kept[0])
             return BatchResult(0, _NOTHING_MISSING)
         row = batch.checkpoints[0][1]
         statements = self._statements
         if batch.values:
             value = batch.values[0][1]
-            inserted = await session.fetch(statements.insert_checkpoint_and_value, (*row, *value[2:]))
+            inserted = await session.execute(statements.insert_checkpoint_and_value, (*row, *value[2:]))
         else:
-            inserted = await session.fetch(statements.insert_checkpoint, row)
-        return BatchResult(len(inserted), _NOTHING_MISSING)
+            inserted = await session.execute(statements.insert_checkpoint, row)
+        return BatchResult(inserted, _NOTHING_MISSING)
 
     async def replace_checkpoint(
         self,
@@ -177,7 +177,7 @@ class Repository:
             if not found or found[0][0] == new_body:
                 return False
             body, refs = merge(*found[0])
-            await session.fetch(
+            await session.execute(
                 statements.replace_checkpoint, (*key, run_id, langgraph_v, metadata, refs, body)
             )
         return True
