@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any, Protocol
 
-from pgcairn.cli import server
+from pgcairn.cli import schema, server
 from pgcairn.errors import PgcairnError
 
 
@@ -22,7 +23,7 @@ class CommandModule(Protocol):
         """Add the module's commands."""
 
 
-COMMANDS: tuple[CommandModule, ...] = (server,)
+COMMANDS: tuple[CommandModule, ...] = (schema, server)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pgcairn", description="LangGraph state in PostgreSQL: commands for its operators."
     )
+    parser.add_argument("--version", action="version", version=f"pgcairn {version('pgcairn')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
         module.register(subparsers)
