@@ -171,6 +171,8 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise SettingsError(f"{name}={value!r} is not a number.")
+            if name in _WHOLE and not isinstance(value, int):
+                raise SettingsError(f"{name}={value!r} is not a whole number.")
             if not low <= value <= high:
                 raise SettingsError(f"{name}={value!r} is out of range: {low} to {high}.")
         if self.min_size > self.max_size:
@@ -221,3 +223,5 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("read_batch_rows", 1, 10_000),
     ("snapshot_warn_bytes", 0, 1024**4),
 )
+# Fields of this module's annotations, which are text here.
+_WHOLE = frozenset(field.name for field in dataclasses.fields(Settings) if field.type == "int")

@@ -31,7 +31,7 @@ class Latencies:
             return (0.0,) * len(quantiles)
         ordered = sorted(self._samples)
         last = len(ordered) - 1
-        return tuple(ordered[min(last, math.ceil(q * len(ordered)) - 1)] for q in quantiles)
+        return tuple(ordered[min(last, max(0, math.ceil(q * len(ordered)) - 1))] for q in quantiles)
 
 
 @dataclass(slots=True)

@@ -66,12 +66,15 @@ def unpack(payload: bytes) -> Body:
         FrameError: It is not a body, or of a format that this version does not know.
     """
     try:
-        number, core_type, core, inline = ormsgpack.unpackb(payload)
+        number, *rest = ormsgpack.unpackb(payload)
+        if number == _FORMAT:
+            core_type, core, inline = rest
+            return Body(
+                core_type, core, [(channel, type_name, value) for channel, type_name, value in inline]
+            )
     except Exception as error:
         raise FrameError(f"the body cannot be read ({error})") from error
-    if number != _FORMAT:
-        raise FrameError(f"the body has format {number}; this version reads {_FORMAT}")
-    return Body(core_type, core, [(channel, type_name, value) for channel, type_name, value in inline])
+    raise FrameError(f"the body has format {number!r}; this version reads {_FORMAT}")
 
 
 def load_core(codec: Codec, body: Body) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -80,5 +83,8 @@ def load_core(codec: Codec, body: Body) -> tuple[dict[str, Any], dict[str, Any],
     Raises:
         FrameError: The serializer does not understand it.
     """
-    fields, plain_values, metadata = codec.load(body.core_type, body.core)
-    return fields, plain_values, metadata
+    core = codec.load(body.core_type, body.core)
+    if isinstance(core, list | tuple) and len(core) == 3 and all(isinstance(part, dict) for part in core):
+        fields, plain_values, metadata = core
+        return fields, plain_values, metadata
+    raise FrameError("the body's core is not [fields, plain values, metadata]")

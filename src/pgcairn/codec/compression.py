@@ -125,7 +125,9 @@ class Framer:
         body = memoryview(frame)[1:]
         try:
             size = zstandard.frame_content_size(body)
-            if size < 0:
+            # Without a size, or with none at all, zstd's library would not look at the checksum. Empty
+            # payloads are always plain, so such a frame is one whose header was damaged.
+            if size <= 0:
                 raise FrameError("the frame does not say its size")
             if size > self._settings.max_value_bytes:
                 raise FrameError(

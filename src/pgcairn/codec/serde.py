@@ -7,11 +7,13 @@ Owns the use of the serializer, the error that names the path of a leaf it canno
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.types import SendProtocol
 
 from pgcairn.codec.compression import Cipher, FrameError, Framer
 from pgcairn.errors import SerializationError
@@ -55,9 +57,11 @@ class Codec:
             SerializationError: The serializer cannot carry it; the error names the path of the leaf.
         """
         try:
-            return self.dumps(value)
+            type_name, payload = self.dumps(value)
         except Exception as error:
             raise self._refused(value, path + name, error) from error
+        # A bytearray is its own payload; it may change before a worker thread has compressed it.
+        return type_name, payload if type(payload) is bytes else bytes(payload)
 
     def load(self, type_name: str, payload: bytes) -> Any:
         """Deserialize a payload.
@@ -133,7 +137,7 @@ def _children(value: object, path: str) -> Iterator[tuple[str, object]]:
         for key, child in value.items():
             yield f"{path}.{key}<key>", key
             yield f"{path}.{key}", child
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         for position, child in enumerate(value):
             yield f"{path}[{position}]", child
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -142,3 +146,5 @@ def _children(value: object, path: str) -> Iterator[tuple[str, object]]:
     elif isinstance(fields := getattr(type(value), "model_fields", None), Mapping):
         for name in fields:
             yield f"{path}.{name}", getattr(value, name, None)
+    elif isinstance(value, SendProtocol):
+        yield f"{path}.arg", value.arg
