@@ -3,7 +3,8 @@
     python -m bench.delay_proxy --target 127.0.0.1:5432 --listen 6432 --rtt-ms 1
 
 Prints ``listening on PORT`` once it does (``--listen 0`` takes a free port) and runs until SIGTERM or SIGINT. One
-thread, no copies beyond recv and send, any number of messages on their way at once. Timers of asyncio and of epoll
+thread, no copies beyond recv and send, any number of messages on their way at once. The target may be the path of a
+unix socket. Timers of asyncio and of epoll
 are whole milliseconds; ``select`` on the epoll object itself has microseconds, hence this loop.
 """
 
@@ -13,9 +14,13 @@ import argparse
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 _CHUNK_BYTES = 1 << 18  # guess: a batch of the write path fits
 _MAX_QUEUED_BYTES = 1 << 24  # per direction; beyond it the sender is not read from
@@ -26,7 +31,8 @@ class _Side:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
         self.fd = sock.fileno()
         self.queue: deque[tuple[float, bytes]] = deque()  # (due, bytes); no bytes: end of stream
@@ -38,7 +44,7 @@ class _Side:
 
 
 class _Proxy:
-    def __init__(self, target: tuple[str, int], port: int, delay_seconds: float) -> None:
+    def __init__(self, target: tuple[str, int] | str, port: int, delay_seconds: float) -> None:
         self.target = target
         self.delay_seconds = delay_seconds
         self.listener = socket.create_server(("127.0.0.1", port), backlog=1024)
@@ -74,7 +80,7 @@ class _Proxy:
     def _accept(self) -> None:
         client, _ = self.listener.accept()
         try:
-            server = socket.create_connection(self.target)
+            server = _connect(self.target)
         except OSError:
             client.close()
             return
@@ -137,17 +143,50 @@ class _Proxy:
                 one.socket.close()
 
 
+def _connect(target: tuple[str, int] | str) -> socket.socket:
+    if isinstance(target, tuple):
+        return socket.create_connection(target)
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect(target)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+@contextmanager
+def running(target: str, rtt_ms: float) -> Iterator[int]:
+    """Run a proxy in a process of its own for the time of the block; yield its port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.delay_proxy", "--target", target, "--rtt-ms", str(rtt_ms)],
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline().rsplit(maxsplit=1)[1])
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Delay the way to a server.")
-    parser.add_argument("--target", required=True, metavar="HOST:PORT")
+    parser.add_argument("--target", required=True, metavar="HOST:PORT|PATH")
     parser.add_argument("--listen", type=int, default=0, metavar="PORT")
     parser.add_argument("--rtt-ms", type=float, default=1.0, help="both directions together")
     options = parser.parse_args()
-    host, _, port = options.target.rpartition(":")
+    target: tuple[str, int] | str = options.target
+    if not options.target.startswith("/"):
+        host, _, port = options.target.rpartition(":")
+        target = (host, int(port))
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: sys.exit(0))
-    proxy = _Proxy((host, int(port)), options.listen, options.rtt_ms / 2000)
+    proxy = _Proxy(target, options.listen, options.rtt_ms / 2000)
     print(f"listening on {proxy.listener.getsockname()[1]}", flush=True)
     proxy.run()
 

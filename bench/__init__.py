@@ -1,0 +1,1 @@
+"""The benchmarks: one file, one question. ``python -m bench list`` names them."""

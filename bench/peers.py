@@ -1,0 +1,85 @@
+"""The savers that are compared, each with how it is opened on an empty database.
+
+Every one is used as its own documentation shows. No bench opens a saver in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver as OfficialSaver
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool
+
+from pgcairn import AsyncPostgresSaver
+
+Saver = BaseCheckpointSaver[Any]
+OFFICIAL_POOL_SIZE = 10
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Something to be measured.
+
+    Attributes:
+        label: Its name in tables and files.
+        open: From the connection string of an empty database to a saver that is set up.
+        needs_server: Whether there has to be a database.
+    """
+
+    label: str
+    open: Callable[[str], AbstractAsyncContextManager[Saver]]
+    needs_server: bool = True
+
+
+def pgcairn(label: str = "pgcairn", *, pipeline: bool = True, **settings: object) -> Peer:
+    """This saver, with any settings."""
+
+    @asynccontextmanager
+    async def open_it(dsn: str) -> AsyncIterator[Saver]:
+        async with AsyncPostgresSaver.from_conn_string(dsn, pipeline=pipeline, **settings) as saver:
+            await saver.setup()
+            yield saver
+
+    return Peer(label, open_it)
+
+
+@asynccontextmanager
+async def _official_with_pool(dsn: str) -> AsyncIterator[Saver]:
+    pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
+        dsn,
+        min_size=OFFICIAL_POOL_SIZE,
+        max_size=OFFICIAL_POOL_SIZE,
+        kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
+        open=False,
+    )
+    async with pool:
+        saver = OfficialSaver(pool)
+        await saver.setup()
+        yield saver
+
+
+@asynccontextmanager
+async def _official_on_one_connection(dsn: str) -> AsyncIterator[Saver]:
+    async with OfficialSaver.from_conn_string(dsn) as saver:
+        await saver.setup()
+        yield saver
+
+
+@asynccontextmanager
+async def _in_memory(_: str) -> AsyncIterator[Saver]:
+    yield InMemorySaver()
+
+
+PGCAIRN = pgcairn()
+PGCAIRN_ASYNCPG = pgcairn("pgcairn, asyncpg", driver="asyncpg")
+PGCAIRN_SINGLE = pgcairn("pgcairn, pipeline=False", pipeline=False)
+PGCAIRN_ASYNCPG_SINGLE = pgcairn("pgcairn, asyncpg, pipeline=False", driver="asyncpg", pipeline=False)
+OFFICIAL = Peer(f"official, pool of {OFFICIAL_POOL_SIZE}", _official_with_pool)
+OFFICIAL_SINGLE = Peer("official, one connection", _official_on_one_connection)
+IN_MEMORY = Peer("InMemorySaver", _in_memory, needs_server=False)

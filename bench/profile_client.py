@@ -1,0 +1,189 @@
+"""Where does the client's CPU go?
+
+py-spy samples the stacks of a client under the load of ``raw_supersteps``, in a process of its own; each sample belongs
+to the innermost frame that a layer claims. A layer's time is its share of the samples times the client CPU of a
+superstep, measured over the whole run. Time spent inside C belongs to the Python frame that called it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench import machine, peers, server
+from bench.harness import Lab, Table, sample
+from bench.loads import supersteps
+
+_RUNS = ((peers.PGCAIRN, 64), (peers.PGCAIRN, 256), (peers.OFFICIAL, 256))
+_SAMPLES_PER_SECOND = 500
+_MIN_SECONDS = 5.0
+_ROOT = "_profiled (bench/profile_client.py"
+
+# The first match decides; a frame is "function (path:line)".
+_LAYERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (layer, re.compile(pattern))
+    for layer, pattern in (
+        ("harness", r"\(bench/"),
+        ("compression", r"pgcairn/codec/compression\.py"),
+        ("encoding, serializer", r"pgcairn/codec/|langgraph/checkpoint/serde/|ormsgpack"),
+        ("keys and intake", r"pgcairn/(intake|keys|saver|engine)\.py|langgraph/checkpoint/base/"),
+        ("coalescer", r"pgcairn/(coalescer|telemetry)\.py"),
+        (
+            "repository and packing",
+            r"pgcairn/storage/|(_pack|encode_texts|<lambda>|dump|fetch|<listcomp>) \(pgcairn/connection/psycopg_driver",
+        ),
+        ("driver", r"psycopg|asyncpg|pgcairn/connection/"),
+        ("official saver", r"langgraph/checkpoint/postgres/"),
+        ("event loop", r"uvloop|asyncio/|selectors\.py"),
+    )
+)
+_OTHER = "other"
+
+
+async def run(lab: Lab) -> None:
+    """Measure."""
+    spy = _py_spy()
+    if spy is None:
+        lab.notes.append("Not measured: py-spy is not installed (pip install py-spy).")
+        return
+    seconds = max(_MIN_SECONDS, lab.seconds)
+    columns: list[tuple[str, Mapping[str, int], float]] = []
+    functions: dict[str, Counter[str]] = {}
+    for peer, callers in _RUNS:
+        async with server.fresh_database(lab.dsn) as dsn:
+            stacks, cpu_ms = await asyncio.to_thread(_record, spy, dsn, peer, callers, seconds)
+        title = f"{peer.label}, {callers}"
+        columns.append((title, by_layer(stacks), cpu_ms))
+        functions[title] = by_function(stacks)
+        lab.samples[title] = {"layers": [dict(columns[-1][1])], "cpu_ms": [{"superstep": cpu_ms}]}
+    names = [name for name, _ in _LAYERS] + [_OTHER]
+    lab.tables.append(
+        Table(
+            "Client CPU by layer, µs per superstep (share)",
+            ("layer", *(title for title, _, _ in columns)),
+            [
+                (name, *(_cell(found.get(name, 0) / sum(found.values()), cpu) for _, found, cpu in columns))
+                for name in names
+                if any(found.get(name) for _, found, _ in columns)
+            ]
+            + [("all", *(f"{cpu * 1e3:.0f}" for _, _, cpu in columns))],
+        )
+    )
+    title, found, cpu_ms = columns[1]
+    lab.tables.append(
+        Table(
+            f"The functions that take most: {title} threads, µs per superstep",
+            ("function", "self"),
+            [
+                (f"`{function}`", _cell(count / sum(found.values()), cpu_ms))
+                for function, count in functions[title].most_common(15)
+            ],
+        )
+    )
+
+
+def _cell(share: float, cpu_ms: float) -> str:
+    return f"{share * cpu_ms * 1e3:.0f} ({share:.0%})"
+
+
+def _py_spy() -> str | None:
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _record(
+    spy: str, dsn: str, peer: peers.Peer, callers: int, seconds: float
+) -> tuple[dict[tuple[str, ...], int], float]:
+    with tempfile.TemporaryDirectory(prefix="pgcairn-profile-") as folder:
+        stacks, answer = Path(folder, "stacks"), Path(folder, "answer")
+        subprocess.run(
+            [
+                *(spy, "record", "--format", "raw", "--output", str(stacks), "--nonblocking"),
+                *("--rate", str(_SAMPLES_PER_SECOND), "--"),
+                *(sys.executable, "-m", "bench.profile_client", peer.label),
+                *(str(callers), str(seconds), str(answer)),
+            ],
+            cwd=Path(__file__).parents[1],
+            env=os.environ | {"PGCAIRN_BENCH_DSN": dsn},  # not on a command line: it may hold a password
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        return parse(stacks.read_text()), json.loads(answer.read_text())["cpu_ms"]
+
+
+def parse(raw: str) -> dict[tuple[str, ...], int]:
+    """Stacks below ``_profiled`` with their counts, from py-spy's raw format: ``frame;frame;frame count``."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for line in raw.splitlines():
+        stack, _, count = line.rpartition(" ")
+        frames = stack.split(";")
+        below = next((n for n, frame in enumerate(frames) if frame.startswith(_ROOT)), None)
+        if below is not None:
+            found[tuple(re.sub(r":\d+\)$", ")", frame) for frame in frames[below + 1 :])] += int(count)
+    return dict(found)
+
+
+def layer_of(stack: Iterable[str]) -> str:
+    """The layer of the innermost frame that belongs to one."""
+    for frame in reversed(tuple(stack)):
+        for layer, pattern in _LAYERS:
+            if pattern.search(frame):
+                return layer
+    return _OTHER
+
+
+def by_layer(stacks: Mapping[tuple[str, ...], int]) -> Counter[str]:
+    """Samples of each layer."""
+    found: Counter[str] = Counter()
+    for stack, count in stacks.items():
+        found[layer_of(stack)] += count
+    return found
+
+
+def by_function(stacks: Mapping[tuple[str, ...], int]) -> Counter[str]:
+    """Samples of each innermost function."""
+    found: Counter[str] = Counter()
+    for stack, count in stacks.items():
+        if stack:
+            found[stack[-1]] += count
+    return found
+
+
+async def _load(label: str, callers: int, seconds: float) -> dict[str, Any]:
+    peer = next(peer for peer, _ in _RUNS if peer.label == label)
+    async with peer.open(os.environ["PGCAIRN_BENCH_DSN"]) as saver:
+        measured = await sample(saver, supersteps(callers), seconds)
+    return {"cpu_ms": measured.cpu_ms, "rate": measured.rate}
+
+
+def _profiled(label: str, callers: int, seconds: float) -> dict[str, Any]:
+    found: dict[str, Any] = machine.run(_load(label, callers, seconds))
+    return found
+
+
+def main() -> None:
+    """The process that is sampled."""
+    parser = argparse.ArgumentParser(description="Internal: the client that is being profiled.")
+    parser.add_argument("peer")
+    parser.add_argument("callers", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("answer", type=Path)
+    options = parser.parse_args()
+    found = _profiled(options.peer, options.callers, options.seconds)
+    options.answer.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
