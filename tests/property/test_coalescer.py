@@ -257,6 +257,7 @@ class _World:
         )
         self.items: list[_Any] = []
         self.abandoned: set[int] = set()
+        self.deleted_elsewhere: set[str] = set()
         self.unready: list[_Any] = []
         self.closing: asyncio.Task[None] | None = None
 
@@ -373,7 +374,8 @@ class _World:
         return found
 
     def _check_kept(self, item: _Any) -> None:
-        if any(isinstance(other, _Delete) and other.thread_id == item.thread_id for other in self.items):
+        deleted = {other.thread_id for other in self.items if isinstance(other, _Delete)}
+        if item.thread_id in deleted | self.deleted_elsewhere:
             return  # order is checked apart
         if isinstance(item, _Put):
             assert self._commits(item), "acknowledged and not there"
@@ -504,6 +506,7 @@ async def _play(actions: list[_Action], settings: Settings, *, group_commit: boo
         if kind in ("put", "writes", "delete"):
             world.submit(_item(number, kind, arguments))
         elif kind == "delete elsewhere":
+            world.deleted_elsewhere.add(arguments)
             world.tables.delete([arguments])
         elif kind == "ready":
             world.make_ready(arguments)
