@@ -17,6 +17,7 @@ from pgcairn.connection.pool import Query
 _NAME = re.compile(r"^-- name: (?P<name>\w+) :(?P<kind>part|one|many|execrows|script)$", re.MULTILINE)
 _PARAMETER = re.compile(r"\$(\d+)")
 _CAST = re.compile(r"\$(\d+)::(\w+(?:\[\])?)")
+_MARKER = re.compile(r"/\* schema( name)? \*/")
 _COMMENT = re.compile(r"^\s*--.*$\n?", re.MULTILINE)
 
 
@@ -69,7 +70,8 @@ class Statements:
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
-        self._prefix = quote_identifier(schema) + "."
+        self._name = quote_identifier(schema)
+        self._prefix = self._name + "."
         self._batches: dict[BatchShape, Query] = {}
         self.insert_checkpoint = self._single("insert_checkpoint")
         self.insert_checkpoint_and_value = self._single("insert_checkpoint_and_value")
@@ -90,9 +92,8 @@ class Statements:
 
     def qualify(self, text: str) -> str:
         """Replace the schema markers in an SQL text."""
-        return text.replace("/* schema */", self._prefix).replace(
-            "/* schema name */", quote_identifier(self.schema)
-        )
+        # In one pass: a schema may be called like a marker.
+        return _MARKER.sub(lambda mark: self._name if mark[1] else self._prefix, text)
 
     def script(self, name: str) -> str:
         """The text of a DDL script."""
