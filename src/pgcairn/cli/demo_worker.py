@@ -1,0 +1,149 @@
+"""A worker of the demo: ``python -m pgcairn.cli.demo_worker``, started by ``pgcairn demo``.
+
+Reads the snapshot of each thread, says what it found, and plays on from there, all threads at once. It says
+each of these things as one line of JSON on its standard output. The environment variable PGCAIRN_DSN names
+the database, so that a password does not show in the list of processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+from langgraph.types import StateSnapshot
+from langsmith import tracing_context
+
+from pgcairn.cli.agent import State, build_agent, turn_input
+from pgcairn.cli.conversations import Conversation, load_conversations
+from pgcairn.cli.event_loop import run_loop
+from pgcairn.cli.step_log import Resumed, StepLog
+from pgcairn.errors import PgcairnError
+from pgcairn.saver import AsyncPostgresSaver
+
+
+def scripts(conversations: Sequence[Conversation], threads: int) -> dict[str, Conversation]:
+    """Which conversation each of so many threads replays."""
+    return {f"thread-{n:03d}": conversations[n % len(conversations)] for n in range(threads)}
+
+
+def config_of(thread: str) -> RunnableConfig:
+    """The config that names a thread."""
+    return {"configurable": {"thread_id": thread}}
+
+
+def describe(thread: str, conversation: Conversation, snapshot: StateSnapshot) -> Resumed:
+    """What a snapshot says about where a thread is."""
+    messages: list[AnyMessage] = snapshot.values.get("messages", [])
+    # In mid-turn, what was said last belongs to the turn that is not done yet; its input may not be there yet.
+    in_turn = bool(snapshot.next) and snapshot.next != ("__start__",)
+    metadata: Any = snapshot.metadata or {}
+    return Resumed(
+        thread=thread,
+        checkpoint_id=str(snapshot.config["configurable"].get("checkpoint_id") or ""),
+        step=int(metadata.get("step", -2)),
+        node=_last_node(snapshot, messages),
+        next_node=snapshot.next[0] if snapshot.next else "",
+        result_saved=any(task.result is not None for task in snapshot.tasks),
+        turns_done=conversation.turn_at(len(messages) - int(in_turn)),
+    )
+
+
+def _last_node(snapshot: StateSnapshot, messages: Sequence[AnyMessage]) -> str:
+    if snapshot.metadata is None:
+        return "none"
+    if snapshot.next == ("__start__",):
+        return "input stored"
+    if snapshot.next and isinstance(messages[-1], HumanMessage):
+        return "input taken in"
+    return "tools" if not isinstance(messages[-1], AIMessage) and snapshot.next else "agent"
+
+
+def _say(event: str, **fields: object) -> None:
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+async def work(arguments: argparse.Namespace) -> None:
+    """Play all threads to their end, from wherever they are."""
+    threads = scripts(load_conversations(arguments.conversations), arguments.threads)
+    log = StepLog(arguments.log, arguments.worker)
+
+    class AcknowledgingSaver(AsyncPostgresSaver):
+        """The saver, and a line in the step log for each checkpoint it acknowledged."""
+
+        async def aput(
+            self,
+            config: RunnableConfig,
+            checkpoint: Checkpoint,
+            metadata: CheckpointMetadata,
+            new_versions: ChannelVersions,
+        ) -> RunnableConfig:
+            stored = await super().aput(config, checkpoint, metadata, new_versions)
+            log.acknowledged(config["configurable"]["thread_id"], metadata["step"])
+            return stored
+
+    async with AcknowledgingSaver.from_conn_string(
+        os.environ["PGCAIRN_DSN"], application_name=f"pgcairn demo worker {arguments.worker}"
+    ) as saver:
+        graph = build_agent(
+            threads.__getitem__, model_seconds=arguments.model_seconds, started=log.started
+        ).compile(checkpointer=saver)
+
+        async def resume(thread: str) -> Resumed:
+            return describe(thread, threads[thread], await graph.aget_state(config_of(thread)))
+
+        found = await asyncio.gather(*map(resume, threads))
+        for each in found:
+            _say("resumed", **dataclasses.asdict(each))
+        _say("go")
+
+        async def play(where: Resumed) -> None:
+            config, conversation = config_of(where.thread), threads[where.thread]
+            turn = where.turns_done
+            # ``None`` goes on with a turn that was begun; messages begin one.
+            given: State | None = None if where.next_node else _begin(conversation, turn)
+            while turn < len(conversation.turns):
+                # "sync": a step begins when the checkpoint of the one before was acknowledged.
+                await graph.ainvoke(given, config, durability="sync")
+                turn += 1
+                _say("turn", thread=where.thread, turns=turn)
+                given = _begin(conversation, turn)
+
+        await asyncio.gather(*map(play, found))
+    log.close()
+    _say("end")
+
+
+def _begin(conversation: Conversation, turn: int) -> State | None:
+    return turn_input(conversation, turn) if turn < len(conversation.turns) else None
+
+
+def main() -> int:
+    """Run a worker."""
+    parser = argparse.ArgumentParser(prog="pgcairn-demo-worker")
+    parser.add_argument("--worker", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--conversations", type=Path)
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--model-seconds", type=float, default=0.0)
+    try:
+        with tracing_context(enabled=False):
+            run_loop(work(parser.parse_args()))
+    except PgcairnError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
