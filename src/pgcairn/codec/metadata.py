@@ -6,6 +6,7 @@ checkpoint's body; this form is only what filters are compared with, so filters 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -46,13 +47,21 @@ def _clean(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_clean_text(str(key)): _clean(child) for key, child in value.items()}
+        return {_clean_key(key): _clean(child) for key, child in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_clean(child) for child in value]
     try:
         return _clean(orjson.loads(orjson.dumps(value, default=_fallback, option=_OPTIONS)))
     except (TypeError, ValueError):
         return _clean_text(repr(value))
+
+
+def _clean_key(key: object) -> str:
+    if not isinstance(key, str):
+        # As it is without this detour: a filter may take the other way.
+        with contextlib.suppress(TypeError, ValueError):
+            (key,) = orjson.loads(orjson.dumps({key: None}, option=_OPTIONS))
+    return _clean_text(str(key))
 
 
 def _clean_text(text: str) -> str:
