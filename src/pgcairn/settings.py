@@ -125,7 +125,7 @@ class Settings:
     compression_level: int = 1
     """zstd level, -7 to 19. 1 (default) makes 29 KB of chat 4.2 times smaller in 62 µs; 3 gains 4 % of space
     for 50 % more time, -5 loses 51 % for 19 % less (bench/compression_levels.py); above 9 is for archives.
-    Payloads below 2 KB use a faster level, whose set-up costs less than the gain."""
+    Payloads below 16 KB use -1 where this is higher: the client's CPU limits throughput before the disk does."""
 
     compress_in_thread_min_bytes: int = 256 * 1024
     """Payloads from this size are compressed in a worker thread, so that they do not stall the event loop.

@@ -151,14 +151,14 @@ def show_continuation(console: Console, killed: Killed) -> None:
             f"…{each.checkpoint_id[-12:]}" if each.checkpoint_id else "none yet",
             f"{each.step} {each.node}" if each.checkpoint_id else "none",
             _next(each),
-            f"{began.step} {began.node}, turn {began.turn + 1}" if began else "nothing: it was complete",
+            f"{began.step} {began.node}, turn {began.turn + 1}" if began else "nothing: all was done",
         )
     console.print(table)
 
 
 def _next(each: Resumed) -> str:
     if not each.next_node:
-        return "next turn, if any"
+        return "the next turn, if any"
     if each.result_saved:
         return f"{each.step + 1} {each.next_node}: result is stored"
     return f"{each.step + 1} {each.next_node.strip('_')}"

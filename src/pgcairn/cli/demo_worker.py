@@ -20,6 +20,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateSnapshot
 from langsmith import tracing_context
 
@@ -29,6 +30,9 @@ from pgcairn.cli.event_loop import run_loop
 from pgcairn.cli.step_log import Resumed, StepLog
 from pgcairn.errors import PgcairnError
 from pgcairn.saver import AsyncPostgresSaver
+
+
+AgentGraph = CompiledStateGraph[State, None, State, State]
 
 
 def scripts(conversations: Sequence[Conversation], threads: int) -> dict[str, Conversation]:
@@ -41,7 +45,20 @@ def config_of(thread: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread}}
 
 
-def describe(thread: str, conversation: Conversation, snapshot: StateSnapshot) -> Resumed:
+async def look(graph: AgentGraph, thread: str, conversation: Conversation) -> Resumed:
+    """Read a thread's snapshot: where it is, and what comes next."""
+    snapshot = await graph.aget_state(config_of(thread))
+    # The latest state counts in results that are stored and have no checkpoint yet, and then names no next
+    # step; asked for by its id, a checkpoint shows itself as it is.
+    result_saved = bool(snapshot.tasks) and not snapshot.next
+    if result_saved:
+        snapshot = await graph.aget_state(snapshot.config)
+    return describe(thread, conversation, snapshot, result_saved=result_saved)
+
+
+def describe(
+    thread: str, conversation: Conversation, snapshot: StateSnapshot, *, result_saved: bool = False
+) -> Resumed:
     """What a snapshot says about where a thread is."""
     messages: list[AnyMessage] = snapshot.values.get("messages", [])
     # In mid-turn, what was said last belongs to the turn that is not done yet; its input may not be there yet.
@@ -53,7 +70,7 @@ def describe(thread: str, conversation: Conversation, snapshot: StateSnapshot) -
         step=int(metadata.get("step", -2)),
         node=_last_node(snapshot, messages),
         next_node=snapshot.next[0] if snapshot.next else "",
-        result_saved=any(task.result is not None for task in snapshot.tasks),
+        result_saved=result_saved,
         turns_done=conversation.turn_at(len(messages) - int(in_turn)),
     )
 
@@ -99,10 +116,7 @@ async def work(arguments: argparse.Namespace) -> None:
             threads.__getitem__, model_seconds=arguments.model_seconds, started=log.started
         ).compile(checkpointer=saver)
 
-        async def resume(thread: str) -> Resumed:
-            return describe(thread, threads[thread], await graph.aget_state(config_of(thread)))
-
-        found = await asyncio.gather(*map(resume, threads))
+        found = await asyncio.gather(*(look(graph, thread, threads[thread]) for thread in threads))
         for each in found:
             _say("resumed", **dataclasses.asdict(each))
         _say("go")
@@ -142,6 +156,8 @@ def main() -> int:
     except PgcairnError as error:
         print(f"worker: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

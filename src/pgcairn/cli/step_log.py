@@ -160,11 +160,19 @@ def _check_continuation(found: Mapping[str, Resumed], first: Mapping[str, int]) 
         resumed = found[thread]
         if step <= resumed.step:
             problems.append(f"{thread}: step {step} was in the database and ran again")
-        elif resumed.next_node in {"agent", "tools"}:
-            expected = resumed.step + (2 if resumed.result_saved else 1)
-            if step != expected:
-                problems.append(f"{thread}: went on with step {step} instead of {expected}")
+        elif step - resumed.step not in _distances(resumed):
+            problems.append(f"{thread}: went on with step {step} after step {resumed.step}")
     return problems
+
+
+def _distances(resumed: Resumed) -> set[int]:
+    # From the last finished step to the next that runs a node. A turn begins with two steps that run none:
+    # its input is stored, then taken in.
+    if not resumed.next_node:
+        return {3}
+    if resumed.next_node == "__start__":
+        return {2}
+    return {2, 4} if resumed.result_saved else {1}  # 4: the stored result was the last of its turn
 
 
 def _check_counts(

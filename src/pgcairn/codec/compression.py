@@ -21,9 +21,10 @@ from pgcairn.settings import Settings
 PLAIN = 0x00
 ZSTD = 0x01
 SEALED = 0x02
-# Below this size setting up level 1 costs more than the compression itself: 8.9 against 4.0 µs for a
-# checkpoint's body of 572 bytes, which becomes 263 against 292 bytes (bench/compression_levels.py).
-_FAST_BELOW_BYTES = 2048
+# Below this size the client's CPU is worth more than the bytes: a checkpoint's body of 572 bytes becomes 292
+# bytes in 4.0 µs instead of 263 in 8.9; twelve messages, 6.8 KB, 3.4 KB in 30 µs instead of 2.7 KB in 46, which was
+# a tenth of all CPU of a superstep (bench/compression_levels.py, bench/profile_client.py).
+_FAST_BELOW_BYTES = 16 * 1024
 _FAST_LEVEL = -1
 
 _PLAIN_MARK = b"\x00"
