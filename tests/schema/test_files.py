@@ -97,8 +97,12 @@ def test_migrations_count_up_and_are_numbered_like_their_files() -> None:
 
 
 def test_there_is_no_sql_in_python() -> None:
-    # ``all_ddl`` writes the rows of the version table as literals, for people who run DDL by hand.
-    allowed = {"migrations.py": "INSERT INTO /* schema */schema_version"}
+    allowed = {
+        # ``all_ddl`` writes the rows of the version table as literals, for people who run DDL by hand.
+        "migrations.py": "INSERT INTO /* schema */schema_version",
+        # The demo measures the size of any saver's schema; it is no statement of the library.
+        "demo_databases.py": "SELECT coalesce(sum(pg_total_relation_size(",
+    }
     sql = re.compile(
         r"\b(SELECT\s+\S+.*\sFROM\b|INSERT\s+INTO\b|UPDATE\s+\S+\s+SET\b|DELETE\s+FROM\b|"
         r"(CREATE|ALTER|DROP)\s+(TABLE|INDEX|SCHEMA|UNIQUE|VIEW)\b|TRUNCATE\s+\w)",
@@ -122,4 +126,4 @@ def test_there_is_no_sql_in_python() -> None:
             ):
                 exempt = allowed.get(file.name)
                 assert exempt is not None, f"{file.name}:{node.lineno}: {node.value!r}"
-                assert node.value.startswith(exempt), f"{file.name}:{node.lineno}: {node.value!r}"
+                assert node.value.strip().startswith(exempt), f"{file.name}:{node.lineno}: {node.value!r}"
