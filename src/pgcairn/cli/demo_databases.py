@@ -1,11 +1,13 @@
 """Databases for the demo: made on the server, measured, dropped again.
 
-The few statements here are about databases as such, not about pgcairn's tables, hence not in ``sql/``.
+The two statements here take a name that cannot be a parameter; the others are in ``sql/queries/demo.sql``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,12 +16,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgcairn.errors import UnavailableError, UsageError
+from pgcairn.storage.statements import statements_for
 
-_TABLE_BYTES = """
-    SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
-    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE n.nspname = %s AND c.relkind = 'r'
-"""
+# How long the server gets to notice that a process is gone. It notices at once, after the statement it is at.
+_NOTICE_SECONDS = 30.0
 
 
 @asynccontextmanager
@@ -43,15 +43,38 @@ async def new_database(dsn: str, purpose: str, *, keep: bool) -> AsyncIterator[s
 
 async def table_bytes(dsn: str, schema: str) -> int:
     """What the tables of a schema take on disk, with their indexes and out-of-line values."""
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        row = await (await connection.execute(_TABLE_BYTES, [schema])).fetchone()
-    assert row is not None
-    return int(row[0])
+    return await _number(dsn, statements_for(schema).schema_bytes.text, schema)
+
+
+async def wait_until_gone(dsn: str, application_name: str) -> None:
+    """Return when the database has no session of this name any more.
+
+    The sessions of a killed process finish, and may commit, the statement that they are at. Who reads the
+    database before that may find less than what will be there.
+
+    Raises:
+        UnavailableError: Sessions are still there after half a minute.
+    """
+    deadline = time.monotonic() + _NOTICE_SECONDS
+    text = statements_for("pgcairn").count_sessions.text
+    while await _number(dsn, text, application_name):
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"The server still has sessions of {application_name!r}, which has ended.")
+        await asyncio.sleep(0.01)
 
 
 def database_name(dsn: str) -> str:
     """The database that a connection string names."""
     return str(conninfo_to_dict(dsn)["dbname"])
+
+
+async def _number(dsn: str, text: str, argument: str) -> int:
+    async with await psycopg.AsyncConnection.connect(
+        dsn, autocommit=True, cursor_factory=psycopg.AsyncRawCursor
+    ) as connection:
+        row = await (await connection.execute(text.encode(), [argument])).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 async def _run(dsn: str, statement: sql.Composed) -> None:

@@ -17,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from pgcairn.cli.conversations import Conversation
+from pgcairn.cli.demo_databases import wait_until_gone
+from pgcairn.cli.demo_worker import application_name
 from pgcairn.cli.step_log import STARTED, Resumed, StepEvent, Verdict, read_log
 from pgcairn.errors import PgcairnError
 
@@ -90,6 +92,7 @@ async def play_and_kill(
         progress.update(bar, description=f"worker 1 (pid {first.pid}) [red]killed[/]")
         progress.stop_task(bar)
         console.print(f"  [red]SIGKILL[/] to worker 1 (pid {first.pid}) after {done} of {total} turns")
+        await wait_until_gone(dsn, application_name(1))
         bar = progress.add_task("worker 2", total=total)
         async with _worker(dsn, [*arguments, "--worker", "2"]) as second:
             progress.update(bar, description=f"worker 2 (pid {second.pid})")
@@ -159,9 +162,8 @@ def show_continuation(console: Console, killed: Killed) -> None:
 def _next(each: Resumed) -> str:
     if not each.next_node:
         return "the next turn, if any"
-    if each.result_saved:
-        return f"{each.step + 1} {each.next_node}: result is stored"
-    return f"{each.step + 1} {each.next_node.strip('_')}"
+    name = each.next_node.strip("_")
+    return f"{each.step + 1} {name}" + (": result is stored" if each.result_saved else "")
 
 
 def _examples(resumed: list[Resumed], first: Mapping[str, StepEvent]) -> list[Resumed]:

@@ -31,13 +31,17 @@ from pgcairn.cli.step_log import Resumed, StepLog
 from pgcairn.errors import PgcairnError
 from pgcairn.saver import AsyncPostgresSaver
 
-
 AgentGraph = CompiledStateGraph[State, None, State, State]
 
 
 def scripts(conversations: Sequence[Conversation], threads: int) -> dict[str, Conversation]:
     """Which conversation each of so many threads replays."""
     return {f"thread-{n:03d}": conversations[n % len(conversations)] for n in range(threads)}
+
+
+def application_name(worker: int) -> str:
+    """The name of a worker's sessions."""
+    return f"pgcairn demo worker {worker}"
 
 
 def config_of(thread: str) -> RunnableConfig:
@@ -110,7 +114,7 @@ async def work(arguments: argparse.Namespace) -> None:
             return stored
 
     async with AcknowledgingSaver.from_conn_string(
-        os.environ["PGCAIRN_DSN"], application_name=f"pgcairn demo worker {arguments.worker}"
+        os.environ["PGCAIRN_DSN"], application_name=application_name(arguments.worker)
     ) as saver:
         graph = build_agent(
             threads.__getitem__, model_seconds=arguments.model_seconds, started=log.started
