@@ -122,6 +122,7 @@ async def _worker(dsn: str, arguments: list[str]) -> AsyncIterator[asyncio.subpr
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PGCAIRN_DSN": dsn},
+        start_new_session=True,  # Ctrl-C is for the demo, which then ends its worker
     )
     try:
         yield process

@@ -16,7 +16,7 @@ from pgcairn.cli.demo_worker import config_of
 from pgcairn.saver import AsyncPostgresSaver
 
 _EDITED = "I changed my mind. Please let me talk to a person."
-_TEXT = 40
+_TEXT = 38
 
 
 async def travel(
