@@ -97,6 +97,12 @@ class _Shared:
             self._attempt = attempt
         await asyncio.shield(attempt)
 
+    async def stop(self) -> None:
+        """Cancel the attempt if it is under way, and wait for its end."""
+        if self._attempt is not None and not self._attempt.done():
+            self._attempt.cancel()
+            await asyncio.wait([self._attempt])
+
 
 class _ReadyPool:
     """The pool as the layers above see it: its first use opens it and checks the schema."""
@@ -179,7 +185,7 @@ class Engine:
             await self._schema_check()
 
     async def _check_schema(self) -> None:
-        await self.open_pool()
+        await self._pool_open()  # also while closing: what is queued is still to be written
         async with self.pool.acquire() as session:
             await migrations.require_current(session, self.statements)
         self.is_ready = True
@@ -205,10 +211,14 @@ class Engine:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self.settings.close_timeout_seconds
         try:
             await self.coalescer.close(self.settings.close_timeout_seconds)
-            await self.reader.close()
+            await self.reader.close(max(0.0, give_up_at - loop.time()))
         finally:
+            await self._schema_check.stop()
+            await self._pool_open.stop()
             await self.pool.close()
 
     @property

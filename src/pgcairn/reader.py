@@ -40,6 +40,8 @@ _SLOTS = 2
 # A listing's first page is small, because many ask for one row and the size of rows is not known yet.
 _FIRST_PAGE_ROWS = 8
 
+_CUT_SHORT = "The saver was closed before the database answered."
+
 # LangGraph's name of the channel that held Sends in the parent's writes before format 4.
 _TASKS = "__pregel_tasks"
 
@@ -121,7 +123,11 @@ class Reader:
                     if isinstance(error, PgcairnError):
                         request.answer.set_exception(error.for_thread(request.key[0]))
                     else:
-                        failure = PgcairnError("The read was interrupted.", thread_id=request.key[0])
+                        failure: PgcairnError = (
+                            ClosedError(_CUT_SHORT, thread_id=request.key[0])
+                            if self._closed
+                            else PgcairnError("The read was interrupted.", thread_id=request.key[0])
+                        )
                         failure.__cause__ = error
                         request.answer.set_exception(failure)
             if not isinstance(error, PgcairnError):
@@ -188,13 +194,27 @@ class Reader:
         """Run an operation in a task of its own: cancelling the caller leaves the session in order."""
         if self._closed:
             raise ClosedError
-        return await asyncio.shield(self._spawn(self._retried(operation), "pgcairn-page"))
+        task = self._spawn(self._retried(operation), "pgcairn-page")
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by ``close``; the caller itself goes on
+                raise ClosedError(_CUT_SHORT) from None
+            raise
 
-    async def close(self) -> None:
-        """Refuse new reads and wait for those under way. May be called twice."""
+    async def close(self, deadline_seconds: float) -> None:
+        """Refuse new reads, wait for those under way until the deadline, then fail them. May be called twice."""
         self._closed = True
         if self._tasks:
-            await asyncio.wait(set(self._tasks))
+            _, pending = await asyncio.wait(set(self._tasks), timeout=deadline_seconds)
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending)
+        while self._waiting:
+            request = self._waiting.popleft()
+            if not request.answer.done():
+                request.answer.set_exception(ClosedError(_CUT_SHORT, thread_id=request.key[0]))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)

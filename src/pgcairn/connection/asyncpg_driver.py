@@ -30,6 +30,9 @@ from pgcairn.telemetry import Counters
 
 # asyncpg's own default; the library has fewer statements than that.
 _STATEMENT_CACHE_SIZE = 100
+# How long the end of a cancelled statement is waited for before its connection is given up; psycopg waits as
+# long (AsyncConnection._try_cancel). Without it a peer that is gone holds up whoever closes the saver.
+_RELEASE_TIMEOUT_SECONDS = 5.0
 
 
 def _translate(error: Exception) -> PgcairnError | None:
@@ -190,7 +193,7 @@ class AsyncpgPool:
         finally:
             if session.lost and not _is_closed(connection):
                 connection.terminate()
-            await self._pool.release(connection)
+            await self._pool.release(connection, timeout=_RELEASE_TIMEOUT_SECONDS)
 
     @property
     def size(self) -> int:
