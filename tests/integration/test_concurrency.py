@@ -23,6 +23,7 @@ from pgcairn import (
     BacklogFull,
     ClosedError,
     OutcomeUnknown,
+    PgcairnError,
     PostgresSaver,
     RejectedError,
     SchemaError,
@@ -442,6 +443,7 @@ async def test_closing_gives_up_at_its_deadline(dsn: str, schema: str, driver: s
         async with AsyncPostgresSaver.from_conn_string(
             dsn, schema=schema, driver=driver, close_timeout_seconds=0.05, lanes=1, max_batch_rows=5
         ) as saver:
+            await saver.aget_tuple(config())  # so that the first batch gets as far as the lock
             tasks = await started(*(put(saver, config(f"t{n}"), checkpoint(1)) for n in range(20)))
             await asyncio.wait_for(saver.aclose(), 60)
             results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
@@ -459,6 +461,50 @@ async def writes_blocked_after_setup(dsn: str, schema: str) -> AsyncIterator[Non
         pass
     async with writes_blocked(dsn, schema):
         yield
+
+
+async def test_closing_flushes_what_was_queued_before_the_first_session(
+    dsn: str, schema: str, driver: str
+) -> None:
+    async with saver_on(dsn, schema):
+        pass
+    async with AsyncPostgresSaver.from_conn_string(dsn, schema=schema, driver=driver) as saver:
+        tasks = await started(*(put(saver, config(f"t{n}"), checkpoint(1)) for n in range(20)))
+        await asyncio.wait_for(saver.aclose(), 60)
+        await guarded(*tasks)
+    assert count_rows(dsn, schema) == 20
+
+
+async def test_closing_while_the_first_session_is_stuck(dsn: str, schema: str, driver: str) -> None:
+    async with saver_on(dsn, schema):
+        pass
+    async with FaultProxy(dsn) as proxy:
+        async with AsyncPostgresSaver.from_conn_string(
+            proxy.dsn, schema=schema, driver=driver, close_timeout_seconds=0.05
+        ) as saver:
+            stuck = proxy.half_open(b"installed_tables")
+            tasks = await started(put(saver, config(), checkpoint(1)), saver.aget_tuple(config()))
+            await asyncio.wait_for(stuck.wait(), 60)
+            await asyncio.wait_for(saver.aclose(), 60)
+            results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        assert all(isinstance(result, PgcairnError) for result in results), results
+
+
+async def test_closing_gives_up_on_reads_too(dsn: str, schema: str, driver: str) -> None:
+    async with (
+        saver_on(dsn, schema, driver=driver, close_timeout_seconds=0.05) as saver,
+        await psycopg.AsyncConnection.connect(dsn) as other,
+    ):
+        await put(saver, config(), checkpoint(1))
+        await other.execute(f"LOCK TABLE {schema}.checkpoints IN ACCESS EXCLUSIVE MODE".encode())
+        tasks = await started(
+            *(saver.aget_tuple(config(f"t{n}")) for n in range(200)),
+            listed(saver, None),
+            listed(saver, config()),
+        )
+        await asyncio.wait_for(saver.aclose(), 60)
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+    assert {type(result) for result in results} == {ClosedError}
 
 
 async def test_closing_twice_and_by_many(dsn: str, schema: str, driver: str) -> None:
