@@ -1,1 +1,17 @@
 """The benchmarks: one file, one question. ``python -m bench list`` names them."""
+
+# In the order of the questions a reader has.
+BENCHES = (
+    "raw_supersteps",
+    "raw_single_caller",
+    "chat_graph",
+    "with_round_trip",
+    "client_cpu",
+    "drivers",
+    "reads",
+    "profile_client",
+    "lanes",
+    "read_grouping",
+    "inline_threshold",
+    "compression_levels",
+)

@@ -23,24 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench import machine, report, server
+from bench import BENCHES, machine, report, server
 from bench.harness import Lab
-
-# In the order of the questions a reader has.
-BENCHES = (
-    "raw_supersteps",
-    "raw_single_caller",
-    "chat_graph",
-    "with_round_trip",
-    "client_cpu",
-    "drivers",
-    "reads",
-    "profile_client",
-    "lanes",
-    "read_grouping",
-    "inline_threshold",
-    "compression_levels",
-)
 
 
 def _module(name: str) -> ModuleType:

@@ -24,7 +24,7 @@ async def run(lab: Lab) -> None:
     lab.tables.append(
         Table(
             "Client CPU, ms per superstep (messages as dicts)",
-            ("saver", *(f"{callers} threads" for callers in _CALLERS)),
+            ("saver", *("1 caller" if callers == 1 else f"{callers} threads" for callers in _CALLERS)),
             [
                 (peer.label, *(f"{found[callers].cpu_ms(peer):.3f}" for callers in _CALLERS))
                 for peer in _PEERS

@@ -21,15 +21,19 @@ from bench import server
 from bench.peers import Peer, Saver
 
 # Long enough for prepared statements, grown pools and a first autovacuum look; guess.
-_WARM_UP_FRACTION = 0.3
+_WARM_UP_FRACTION = 0.5
 _WARM_UP_MIN_SECONDS = 0.5
 
 
 class Meter:
-    """What a load reports to: it counts, and says when to stop."""
+    """What a load reports to: it counts, and says when to stop.
+
+    Operations of several calls are counted by parts, call by call: callers that wait in one line move in waves,
+    and a window of few waves would see one more or less.
+    """
 
     def __init__(self) -> None:
-        self.operations = 0
+        self.operations = 0.0
         self.stopped = False
 
 
@@ -46,7 +50,7 @@ class Sample:
         extra: Whatever else a bench wants to keep.
     """
 
-    operations: int
+    operations: float
     seconds: float
     cpu_seconds: float
     extra: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +63,7 @@ class Sample:
     @property
     def cpu_ms(self) -> float:
         """Client CPU of one operation in milliseconds."""
-        return self.cpu_seconds / max(1, self.operations) * 1e3
+        return self.cpu_seconds / self.operations * 1e3
 
 
 async def sample(saver: Saver, load: Load, seconds: float) -> Sample:
@@ -70,6 +74,8 @@ async def sample(saver: Saver, load: Load, seconds: float) -> Sample:
         await _pause(work, max(_WARM_UP_MIN_SECONDS, seconds * _WARM_UP_FRACTION))
         operations, started, cpu = meter.operations, time.perf_counter(), time.process_time()
         await _pause(work, seconds)
+        while meter.operations == operations:  # slower than the window is long
+            await _pause(work, seconds)
         return Sample(meter.operations - operations, time.perf_counter() - started, time.process_time() - cpu)
     finally:
         meter.stopped = True

@@ -28,7 +28,8 @@ MESSAGE_CHARACTERS = 500
 # InMemorySaver never waits, and other tasks must run for the window to end. Every load yields now and then.
 _YIELD_EVERY = 16
 
-# Words of the conversations that such graphs hold. zstd makes lists of such messages about three times smaller.
+# Words of conversations that such graphs hold. zstd makes lists of such messages about three times smaller, as it does with
+# real chats of that size (bench/compression_levels.py).
 _PROSE = """
 the a to your you I is of and for in on with that have this can please would like flight reservation from order be
 are my it not will ticket date change number cancel we passenger city payment card name any account baggage time
@@ -42,12 +43,23 @@ delivered tracking warranty invoice update search result tool error retry summar
 _WORDS = _PROSE.split()
 
 
-def text(characters: int, seed: int) -> str:
-    """Prose-like text: words drawn by rank, so that the first ones are frequent. The same for a seed."""
-    draw = random.Random(seed)
+def _phrases(count: int) -> list[str]:
+    draw = random.Random(0)
     weights = [1 / rank for rank in range(2, len(_WORDS) + 2)]
-    words = draw.choices(_WORDS, weights, k=characters // 3)
-    numbered = [f"{word} {draw.randrange(10_000)}" if draw.random() < 0.05 else word for word in words]
+    return [" ".join(draw.choices(_WORDS, weights, k=draw.randint(1, 4))) for _ in range(count)]
+
+
+_PHRASES = _phrases(300)
+_PHRASE_WEIGHTS = [1 / rank for rank in range(2, len(_PHRASES) + 2)]
+
+
+def text(characters: int, seed: int) -> str:
+    """Prose-like text: phrases drawn by rank, so that the first ones are frequent, and numbers. Fixed by its seed."""
+    draw = random.Random(seed)
+    phrases = draw.choices(_PHRASES, _PHRASE_WEIGHTS, k=characters // 2)
+    numbered = [
+        f"{phrase} {draw.randrange(10_000)}" if draw.random() < 0.08 else phrase for phrase in phrases
+    ]
     return " ".join(numbered)[:characters]
 
 
@@ -107,9 +119,10 @@ def supersteps(callers: int, *, as_objects: bool = False) -> Load:
                     {"source": "loop", "step": number, "parents": {}, "run_id": thread_id},
                     {"messages": version, "step": version},
                 )
+                meter.operations += 0.5
                 await saver.aput_writes(config, [("messages", state[-1])], task_id, "~__pregel_pull, agent")
+                meter.operations += 0.5
                 parent_id = checkpoint_id
-                meter.operations += 1
             await asyncio.sleep(0)
 
     async def load(saver: Saver, meter: Meter) -> None:
@@ -125,14 +138,16 @@ class _Chat(TypedDict):
 TURNS_OF_A_THREAD = 8
 
 
-def chat_graph(saver: Saver) -> Any:
-    """Two nodes that answer at once: what is left is LangGraph and the saver."""
+def chat_graph(saver: Saver, meter: Meter) -> Any:
+    """Two nodes that answer at once: what is left is LangGraph and the saver. A node counts as a third of a turn."""
     long, short = text(400, 1), text(100, 2)
 
     async def agent(_: _Chat) -> dict[str, Any]:
+        meter.operations += 1 / 3
         return {"messages": [AIMessage(long)]}
 
     async def reviewer(_: _Chat) -> dict[str, Any]:
+        meter.operations += 1 / 3
         return {"messages": [AIMessage(short)]}
 
     builder = StateGraph(_Chat)
@@ -149,7 +164,7 @@ def chat_turns(callers: int) -> Load:
     question = text(300, 3)
 
     async def load(saver: Saver, meter: Meter) -> None:
-        graph = chat_graph(saver)
+        graph = chat_graph(saver, meter)
 
         async def caller() -> None:
             while not meter.stopped:
@@ -158,7 +173,7 @@ def chat_turns(callers: int) -> Load:
                     if meter.stopped:
                         return
                     await graph.ainvoke({"messages": [HumanMessage(question)]}, config)
-                    meter.operations += 1
+                    meter.operations += 1 / 3
 
         await asyncio.gather(*(caller() for _ in range(callers)))
 

@@ -25,27 +25,29 @@ from bench import machine, peers, server
 from bench.harness import Lab, Table, sample
 from bench.loads import supersteps
 
-_RUNS = ((peers.PGCAIRN, 64), (peers.PGCAIRN, 256), (peers.OFFICIAL, 256))
-_SAMPLES_PER_SECOND = 500
+_RUNS = ((peers.PGCAIRN, 64), (peers.PGCAIRN, 256))
+_SAMPLES_PER_SECOND = 300
 _MIN_SECONDS = 5.0
-_ROOT = "_profiled (bench/profile_client.py"
+# Stacks begin here, or in a worker thread; what lies above is the start of the process.
+_ROOTS = ("_profiled (bench/profile_client.py", "Thread._bootstrap (threading.py")
+_PATH = re.compile(r"\(/.*/(?:site-packages|lib/python3\.\d+|src(?=/pgcairn/))/(.*):\d+\)$")
+_OWN_PATH = re.compile(r"\(" + re.escape(f"{Path(__file__).parents[1]}/") + r"(.*):\d+\)$")
 
-# The first match decides; a frame is "function (path:line)".
+# The first match decides; a frame is "function (path)".
 _LAYERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (layer, re.compile(pattern))
     for layer, pattern in (
         ("harness", r"\(bench/"),
-        ("compression", r"pgcairn/codec/compression\.py"),
-        ("encoding, serializer", r"pgcairn/codec/|langgraph/checkpoint/serde/|ormsgpack"),
-        ("keys and intake", r"pgcairn/(intake|keys|saver|engine)\.py|langgraph/checkpoint/base/"),
-        ("coalescer", r"pgcairn/(coalescer|telemetry)\.py"),
+        ("compression", r"\(pgcairn/codec/compression\.py"),
+        ("encoding, serializer", r"\((pgcairn/codec/|langgraph/checkpoint/serde/|ormsgpack)"),
+        ("keys and intake", r"\((pgcairn/(intake|keys|saver|engine)\.py|langgraph/checkpoint/base/)"),
+        ("coalescer", r"\(pgcairn/(coalescer|telemetry)\.py"),
         (
             "repository and packing",
-            r"pgcairn/storage/|(_pack|encode_texts|<lambda>|dump|fetch|<listcomp>) \(pgcairn/connection/psycopg_driver",
+            r"\(pgcairn/storage/|^(_pack|_texts|encode\w*|<lambda>|\w+\.dump) \(pgcairn/connection/psycopg",
         ),
-        ("driver", r"psycopg|asyncpg|pgcairn/connection/"),
-        ("official saver", r"langgraph/checkpoint/postgres/"),
-        ("event loop", r"uvloop|asyncio/|selectors\.py"),
+        ("driver", r"\((psycopg|asyncpg|pgcairn/connection/)"),
+        ("event loop and threads", r"\((uvloop|asyncio|concurrent|threading\.py|selectors\.py)"),
     )
 )
 _OTHER = "other"
@@ -109,7 +111,7 @@ def _record(
         stacks, answer = Path(folder, "stacks"), Path(folder, "answer")
         subprocess.run(
             [
-                *(spy, "record", "--format", "raw", "--output", str(stacks), "--nonblocking"),
+                *(spy, "record", "--format", "raw", "--full-filenames", "--output", str(stacks)),
                 *("--rate", str(_SAMPLES_PER_SECOND), "--"),
                 *(sys.executable, "-m", "bench.profile_client", peer.label),
                 *(str(callers), str(seconds), str(answer)),
@@ -124,14 +126,17 @@ def _record(
 
 
 def parse(raw: str) -> dict[tuple[str, ...], int]:
-    """Stacks below ``_profiled`` with their counts, from py-spy's raw format: ``frame;frame;frame count``."""
+    """Stacks below ``_ROOTS`` with their counts, from py-spy's raw format: ``frame;frame;frame count``."""
     found: Counter[tuple[str, ...]] = Counter()
     for line in raw.splitlines():
         stack, _, count = line.rpartition(" ")
-        frames = stack.split(";")
-        below = next((n for n, frame in enumerate(frames) if frame.startswith(_ROOT)), None)
+        frames = [
+            _PATH.sub(r"(\1)", _OWN_PATH.sub(lambda own: f"({own[1].removeprefix('src/')})", frame))
+            for frame in stack.split(";")
+        ]
+        below = next((number for number, frame in enumerate(frames) if frame.startswith(_ROOTS)), None)
         if below is not None:
-            found[tuple(re.sub(r":\d+\)$", ")", frame) for frame in frames[below + 1 :])] += int(count)
+            found[tuple(frames[below + 1 :])] += int(count)
     return dict(found)
 
 

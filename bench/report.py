@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import BENCHES
+
 RESULTS = Path(__file__).with_name("results")
 _ROOT = Path(__file__).parents[1]
 _FILES = (_ROOT / "docs" / "benchmarks.md", _ROOT / "README.md")
@@ -27,7 +29,8 @@ Result = Mapping[str, Any]
 def read(folder: Path) -> dict[str, Result]:
     """The results of a folder by name."""
     found = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
-    return {result["bench"]: result for result in found}
+    by_name = {result["bench"]: result for result in found}
+    return {name: by_name[name] for name in BENCHES if name in by_name}
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

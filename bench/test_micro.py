@@ -17,7 +17,7 @@ from pgcairn.coalescer import PutItem, WritesItem, assemble
 from pgcairn.codec.checkpoint import encode_put
 from pgcairn.codec.compression import Framer
 from pgcairn.codec.serde import Codec
-from pgcairn.connection.psycopg_driver import _pack
+from pgcairn.connection.psycopg_wire import _pack
 from pgcairn.settings import Settings
 
 _VERSION = "00000000000000000000000000000009.0.3745401188473625"
