@@ -83,6 +83,8 @@ class Statements:
         self.applied_migrations = self._single("applied_migrations")
         self.record_migration = self._single("record_migration")
         self.try_setup_lock = self._single("try_setup_lock")
+        self.schema_bytes = self._single("schema_bytes")
+        self.count_sessions = self._single("count_sessions")
         self.select_latest = self._tuples("select_latest", "source_latest")
         self.select_exact = self._tuples("select_exact", "source_exact")
         self.select_many = self._tuples("select_many", "source_many")
