@@ -141,12 +141,14 @@ class Queue:
 
         An item stays behind if its bytes are not ready, if something of its thread stays behind, if it is
         of another kind than the batch (deletions go by themselves: a statement cannot see rows that it
-        inserts itself), if its checkpoint is in the batch already, or if the batch is full.
+        inserts itself), if its checkpoint is in the batch already, if it is a checkpoint whose thread has one
+        in the batch that may be left out for its needs and sent again, or if the batch is full.
         """
         taken: list[Item] = []
         left: deque[Item] = deque()
         blocked: set[str] = set()
         checkpoints: set[tuple[str, str, str]] = set()
+        needing: set[str] = set()
         rows = size = 0
         items = self._items
         while items:
@@ -164,13 +166,15 @@ class Queue:
                 not taken or isinstance(item, DeleteItem) == isinstance(taken[0], DeleteItem)
             )
             if fits and isinstance(item, PutItem):
-                fits = item.row[:3] not in checkpoints
+                fits = item.row[:3] not in checkpoints and item.thread_id not in needing
             if not fits:
                 blocked.add(item.thread_id)
                 left.append(items.popleft())
                 continue
             if isinstance(item, PutItem):
                 checkpoints.add(item.row[:3])
+                if item.needs:
+                    needing.add(item.thread_id)
             taken.append(items.popleft())
             rows += item.rows
             size += item.size_bytes

@@ -285,7 +285,8 @@ async def test_an_empty_schema_that_exists_is_used(dsn: str, schema: str) -> Non
 async def test_it_works_under_other_isolation_levels(server: Server, database: str, level: str) -> None:
     name = database.rsplit("/", 1)[-1]
     server.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")
-    await _setup(database, "pgcairn")
+    # At once: who waits for the lock does not see what the others did meanwhile.
+    await asyncio.gather(*(_setup(database, "pgcairn") for _ in range(6)))
     await _setup(database, "pgcairn")
     await _round_trip(database, "pgcairn")
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pgcairn.connection.pool import Session
-from pgcairn.errors import SchemaError, UnavailableError
+from pgcairn.errors import DatabaseError, SchemaError, UnavailableError
 from pgcairn.storage.statements import Statements, sql_directory
 
 _FILE = re.compile(r"(?P<version>\d{4})_(?P<phase>pre|post)_(?P<slug>\w+)\.sql")
 # Any constant will do as long as it never changes; the schema's name is mixed in.
 _LOCK_SALT = b"pgcairn setup "
+_EXISTS_ALREADY = frozenset(("42P06", "42P07", "23505"))  # schema, table, key: PostgreSQL manual, appendix A
 _LOCK_PAUSE_SECONDS = 0.05  # guess: a migration takes about this long
 
 
@@ -135,9 +136,27 @@ async def migrate(
         DatabaseError: The role lacks the right to create what is missing.
     """
     wanted = migrations()[-1].version
-    if (await read_state(session, statements)).version >= wanted and not metadata_index:
-        return []
     give_up_at = time.monotonic() + deadline_seconds
+    while True:
+        if (await read_state(session, statements)).version >= wanted and not metadata_index:
+            return []
+        try:
+            return await _migrate_once(session, statements, metadata_index, give_up_at)
+        except DatabaseError as error:
+            # Under REPEATABLE READ and above, what another process did while this one waited for the lock is
+            # not seen, and is done again. A new transaction sees it.
+            if error.sqlstate not in _EXISTS_ALREADY or time.monotonic() > give_up_at:
+                raise
+        if (await read_state(session, statements)).version < wanted:
+            raise DatabaseError(
+                f"Schema {statements.schema!r} holds objects of pgcairn but not its version.",
+                hint="If the call is inside a transaction of yours, repeat it in a new one.",
+            )
+
+
+async def _migrate_once(
+    session: Session, statements: Statements, metadata_index: bool, give_up_at: float
+) -> list[str]:
     async with session.transaction():
         # Tried and waited for on this side: a blocking lock would hold a place in the server's queue, and
         # CREATE INDEX CONCURRENTLY elsewhere would deadlock with it.
