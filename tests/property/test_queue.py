@@ -110,7 +110,6 @@ def test_every_interleaving_keeps_order_kind_keys_and_bounds(
         ]
 
 
-@given(st.lists(_items(), max_size=10))
 def test_a_checkpoint_waits_for_one_of_its_thread_that_may_be_sent_again() -> None:
     queue = Queue(max_rows=100, max_bytes=100)
     first = PutItem(thread_id="t", row=_checkpoint("t", "1"), needs=[("t", "", "c", "v")])
@@ -123,6 +122,7 @@ def test_a_checkpoint_waits_for_one_of_its_thread_that_may_be_sent_again() -> No
     assert queue.take() == [second]
 
 
+@given(st.lists(_items(), max_size=10))
 def test_drain_returns_everything_in_order(items: list[Item]) -> None:
     queue = Queue(max_rows=_MAX_ROWS, max_bytes=_MAX_BYTES)
     for item in items:
