@@ -36,7 +36,7 @@ RUN = [
     StepEvent(STARTED, 2, "t", 4, 1, "agent"),
     StepEvent(ACKNOWLEDGED, 2, "t", 4),
 ]
-RESUMED = Resumed("t", "id", 3, "input taken in", "agent", False, 1)
+RESUMED = Resumed("t", "id", 0.5, 3, "input taken in", "agent", False, 1)
 
 
 def judge(
@@ -96,6 +96,12 @@ def test_a_step_that_was_skipped_after_the_kill() -> None:
     skipped = [dataclasses.replace(event, step=5) if event.worker == 2 else event for event in RUN]
 
     assert "t: went on with step 5 after step 3" in judge(skipped).problems
+
+
+def test_a_checkpoint_that_was_acknowledged_and_is_gone() -> None:
+    found = dataclasses.replace(RESUMED, step=2, node="input stored", next_node="__start__")
+
+    assert judge(resumed=found).problems == ("t: step 3 was acknowledged and is not in the database",)
 
 
 def test_a_turn_that_was_reported_and_is_gone() -> None:

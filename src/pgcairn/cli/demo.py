@@ -7,7 +7,6 @@ commands do without them; ``demo_run`` is the demo.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,8 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     demo.add_argument(
         "--dsn",
-        default=os.environ.get("PGCAIRN_DSN"),
-        help="use this server instead of an embedded one; its role must be allowed to create databases "
-        "(default: the environment variable PGCAIRN_DSN)",
+        # No default from the environment: what PGCAIRN_DSN names may be in production.
+        help="use this server instead of an embedded one; its role must be allowed to create databases",
     )
     demo.add_argument(
         "--seconds-per-saver",

@@ -146,13 +146,14 @@ def show_continuation(console: Console, killed: Killed) -> None:
         if event.worker == 2 and event.kind == STARTED:
             first.setdefault(event.thread, event)
     table = Table(title="What worker 2 found, and how it went on", title_justify="left")
-    for heading in ("thread", "snapshot read", "last finished step", "next step", "went on with"):
+    for heading in ("thread", "snapshot read", "age", "last finished step", "next step", "went on with"):
         table.add_column(heading, overflow="fold")
     for each in _examples(killed.resumed, first):
         began = first.get(each.thread)
         table.add_row(
             each.thread,
             f"…{each.checkpoint_id[-12:]}" if each.checkpoint_id else "none yet",
+            f"{each.age_seconds:.1f} s" if each.checkpoint_id else "",
             f"{each.step} {each.node}" if each.checkpoint_id else "none",
             _next(each),
             f"{began.step} {began.node}, turn {began.turn + 1}" if began else "nothing: all was done",

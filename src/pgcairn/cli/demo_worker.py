@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,20 @@ def describe(
     return Resumed(
         thread=thread,
         checkpoint_id=str(snapshot.config["configurable"].get("checkpoint_id") or ""),
+        age_seconds=_age_seconds(snapshot),
         step=int(metadata.get("step", -2)),
         node=_last_node(snapshot, messages),
         next_node=snapshot.next[0] if snapshot.next else "",
         result_saved=result_saved,
         turns_done=conversation.turn_at(len(messages) - int(in_turn)),
     )
+
+
+def _age_seconds(snapshot: StateSnapshot) -> float:
+    if snapshot.created_at is None:
+        return 0.0
+    made = datetime.fromisoformat(snapshot.created_at)
+    return (datetime.now(timezone.utc) - made).total_seconds()
 
 
 def _last_node(snapshot: StateSnapshot, messages: Sequence[AnyMessage]) -> str:

@@ -69,6 +69,7 @@ class Resumed:
 
     thread: str
     checkpoint_id: str  # empty: no checkpoint
+    age_seconds: float  # of the checkpoint, when it was read
     step: int  # the last finished step
     node: str  # what that step was
     next_node: str  # empty: the next step is a new turn
@@ -99,7 +100,7 @@ def verify(
 
     What may run twice: a step that had started and whose result was not committed when its worker was killed,
     at most one in a thread. What may not: a step whose checkpoint was acknowledged, or that the next worker
-    found in the database.
+    found in the database. What was acknowledged must be found.
 
     Args:
         conversations: By thread, what should have been said.
@@ -119,18 +120,24 @@ def verify(
     acknowledged: set[tuple[str, int]] = set()
     finished_at_kill: set[tuple[str, int]] = set()
     first_of_second: dict[str, int] = {}
+    last_of_first: dict[str, int] = {}
     for event in events:
         key = (event.thread, event.step)
         if event.kind == ACKNOWLEDGED:
             acknowledged.add(key)
-            if event.worker == 1 and key in starts:
-                finished_at_kill.add(key)
+            if event.worker == 1:
+                last_of_first[event.thread] = event.step
+                if key in starts:
+                    finished_at_kill.add(key)
             continue
         if key in acknowledged:
             problems.append(f"{event.thread}: step {event.step} ({event.node}) was finished and ran again")
         starts[key] += 1
         if event.worker > 1:
             first_of_second.setdefault(event.thread, event.step)
+    for thread, step in last_of_first.items():
+        if thread in found and found[thread].step < step:
+            problems.append(f"{thread}: step {step} was acknowledged and is not in the database")
     problems += _check_continuation(found, first_of_second)
     problems += _check_counts(conversations, starts)
     return Verdict(
