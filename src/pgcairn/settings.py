@@ -55,9 +55,9 @@ class Settings:
 
     # --- the pool --------------------------------------------------------------------------------
 
-    min_size: int = 2
+    min_size: int = 1
     """Sessions kept open when idle. Too low: the first calls after a lull wait for a connect (5–50 ms).
-    Too high: idle sessions count against ``max_connections``. 0 is allowed. Default 2 (guess)."""
+    Too high: idle sessions count against ``max_connections``. 0 is allowed. Default 1 (guess)."""
 
     max_size: int = 10
     """Most sessions at once. Group commit needs ``lanes`` for writes; the rest serve reads. Too low:
