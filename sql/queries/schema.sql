@@ -43,5 +43,6 @@ CREATE TABLE /* schema */schema_version (
 
 -- name: create_metadata_index :script
 -- Optional: serves metadata filters of alist over many threads; every checkpoint then costs one more index insert.
+-- Locks: SHARE on the table while it is built: writes wait.
 CREATE INDEX IF NOT EXISTS checkpoints_metadata_idx
 ON /* schema */checkpoints USING gin (metadata jsonb_path_ops)

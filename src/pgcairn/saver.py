@@ -447,7 +447,8 @@ class AsyncPostgresSaver(GraphState):
         yours, it is part of that transaction. A role without DDL rights may call it once the schema is current.
 
         Args:
-            metadata_index: Also create an index that serves metadata filters over many threads.
+            metadata_index: Also create an index that serves metadata filters over many threads. On a table
+                that is in use, writes wait while it is built.
 
         Raises:
             SchemaError: The schema belongs to something else, or to an incompatible newer version.

@@ -70,13 +70,15 @@ class Settings:
 
     max_lifetime_seconds: float = 1800.0
     """A session is replaced after this age (jittered, so that they do not expire together). Bounds
-    server-side memory growth and follows DNS after a failover. Default 1800."""
+    server-side memory growth and follows DNS after a failover. psycopg only: asyncpg's pool has no such
+    limit and replaces a session after 50,000 statements instead (its ``max_queries``). Default 1800."""
 
     acquire_timeout_seconds: float = 30.0
     """How long a call waits for a free session before ``UnavailableError``. Default 30."""
 
     connect_timeout_seconds: float = 10.0
-    """How long one connection attempt may take. Default 10."""
+    """How long one attempt to connect to one host may take. With psycopg whole seconds, at least 2
+    (libpq's ``connect_timeout``). Default 10."""
 
     # --- writing ---------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     setup.add_argument(
         "--metadata-index",
         action="store_true",
-        help="also create the index that serves metadata filters over many threads",
+        help="also create the index that serves metadata filters over many threads (writes wait while it is built)",
     )
     setup.set_defaults(run=_setup)
     sql = subparsers.add_parser("sql", help="print all DDL, for people who run it by hand")

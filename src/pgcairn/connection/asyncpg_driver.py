@@ -220,7 +220,8 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Async
 
     Args:
         conn_string: A libpq connection URI or ``key=value`` string; several hosts are allowed.
-        settings: ``min_size`` … ``connect_timeout_seconds`` and ``password`` apply.
+        settings: ``min_size`` … ``connect_timeout_seconds`` and ``password`` apply, but for
+            ``max_lifetime_seconds``, which asyncpg's pool does not know.
         counters: ``sessions_opened`` is counted.
     """
 
