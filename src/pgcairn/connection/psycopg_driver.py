@@ -35,7 +35,7 @@ from pgcairn.errors import (
 from pgcairn.settings import Settings
 from pgcairn.telemetry import Counters
 
-# What is known about each connection lives as long as the connection.
+# What is known about each connection lives as long as the connection, which it must not refer to.
 _wires: weakref.WeakKeyDictionary[AsyncConnection[Any], Wire] = weakref.WeakKeyDictionary()
 
 
@@ -82,7 +82,7 @@ class PsycopgSession:
         try:
             if self._wire is None:
                 self._wire = _wires[self._connection] = Wire(self._connection)
-            return await self._wire.run(query, encoded, prepare=self._prepare)
+            return await self._wire.run(self._connection, query, encoded, prepare=self._prepare)
         except psycopg.Error as error:
             raise self._failed(error) from error
         except asyncio.CancelledError:

@@ -91,12 +91,10 @@ _UTF8 = frozenset((b"UTF8", b"UNICODE", b"SQL_ASCII"))
 class Wire:
     """What is known about one connection: which statements it has prepared, and who waits for an answer.
 
-    Args:
-        connection: A psycopg connection; its ``lock`` is held during an exchange, so that a connection shared
-            with its owner's code is not used by both at once.
+    Does not refer to the connection, so that it can be kept for as long as that one lives and no longer.
     """
 
-    __slots__ = ("_answer", "_connection", "_names", "_pgconn", "_results", "_writing")
+    __slots__ = ("_answer", "_names", "_pgconn", "_prepared", "_results", "_writing")
 
     def __init__(self, connection: AsyncConnection[Any]) -> None:
         encoding = connection.pgconn.parameter_status(b"client_encoding")
@@ -104,22 +102,30 @@ class Wire:
             raise psycopg.NotSupportedError(
                 f"client_encoding is {encoding.decode()}; pgcairn needs UTF8 on its connections"
             )
-        self._connection = connection
         self._pgconn = connection.pgconn
         self._names: dict[str, bytes] = {}
+        self._prepared = 0  # counts on when the names are forgotten: the server may still know those
         self._results: list[PGresult] = []
         self._answer: asyncio.Future[None] | None = None
         self._writing = False
 
-    async def run(self, query: Query, params: list[bytes | None], *, prepare: bool) -> PGresult:
+    async def run(
+        self, connection: AsyncConnection[Any], query: Query, params: list[bytes | None], *, prepare: bool
+    ) -> PGresult:
         """Run a statement and return its result, which is one without an error.
+
+        Args:
+            connection: The connection that this belongs to; its ``lock`` is held during an exchange, so that
+                one shared with its owner's code is not used by both at once.
+            query: The statement.
+            params: Its parameters, encoded.
+            prepare: Whether it may be prepared.
 
         Cancelling this leaves the connection in the middle of an exchange: it can only be closed.
 
         Raises:
             psycopg.Error: As psycopg's cursors raise it.
         """
-        connection = self._connection
         async with connection.lock:
             if self._pgconn.pipeline_status != PipelineStatus.OFF:
                 raise psycopg.NotSupportedError("the connection is in pipeline mode; leave it first")
@@ -140,12 +146,13 @@ class Wire:
             return _checked(result)
 
     async def _prepare(self, query: Query) -> bytes:
-        name = b"pgcairn_%d" % len(self._names)
+        number, self._prepared = self._prepared, self._prepared + 1
+        name = b"pgcairn_%d" % number
         self._pgconn.send_prepare(name, query.text.encode())
         result = await self._wait()
         if result.status == ExecStatus.FATAL_ERROR and _sqlstate(result) == "42P05":
             # Left by a saver that used this session before, through a pooler or a lost cache.
-            name = b"pgcairn_%d_%x" % (len(self._names), id(self))
+            name = b"pgcairn_%d_%x" % (number, id(self))
             self._pgconn.send_prepare(name, query.text.encode())
             result = await self._wait()
         _checked(result)
