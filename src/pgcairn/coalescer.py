@@ -386,7 +386,15 @@ class Coalescer:
             return
         self._gate.append(item)
         timer = loop.call_later(seconds, self._expire, item)
-        item.answer.add_done_callback(lambda _: timer.cancel())
+
+        def answered(answer: asyncio.Future[None]) -> None:
+            timer.cancel()
+            # Nobody waits for it any more and it has not been let in: then it does not take up memory either.
+            if answer.cancelled() and item in self._gate:
+                self._gate.remove(item)
+                self._wake_if_closing()
+
+        item.answer.add_done_callback(answered)
 
     def _expire(self, item: Item) -> None:
         if item in self._gate:
@@ -549,19 +557,24 @@ class Coalescer:
             if isinstance(item, PutItem) and number not in result.missing_items
         ]
         if result.new_checkpoints < len(written):
-            for item in written:
+            for number, item in enumerate(written):
                 try:
                     await self._replace(item)
                 except RejectedError as error:
                     self._fail([item], error)
-                except (UnavailableError, DatabaseError) as error:
-                    # Both say that nothing was written; but the batch is committed, and this item with it
+                except (UnavailableError, OutcomeUnknown, DatabaseError) as error:
+                    # Some say that nothing was written; but the batch is committed, and this item with it
                     # unless its checkpoint existed.
                     outcome = OutcomeUnknown(
                         "The checkpoint is stored, but perhaps in the older state of the same id."
                     )
                     outcome.__cause__ = error
-                    self._fail([item], outcome)
+                    if isinstance(error, DatabaseError):
+                        self._fail([item], outcome)
+                        continue
+                    # The database was away until the deadline; the rest does not wait for one more each.
+                    self._fail(written[number:], outcome)
+                    break
                 except PgcairnError as error:
                     self._fail([item], error)
         counters.batches += 1

@@ -54,8 +54,8 @@ class _Request(NamedTuple):
 class Reader:
     """All reads of a saver. Methods are for the owner's event loop.
 
-    Background tasks: at most ``_SLOTS`` named ``pgcairn-read`` while reads wait, and one named
-    ``pgcairn-page`` for each page being fetched. They own the session, so a cancelled caller breaks nothing.
+    Background tasks: at most ``_SLOTS`` named ``pgcairn-read`` while reads wait (without ``group_reads`` one per
+    session of the pool), and one named ``pgcairn-page`` for each page being fetched. They own the session, so a cancelled caller breaks nothing.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Reader:
                         )
                         failure.__cause__ = error
                         request.answer.set_exception(failure)
-            if not isinstance(error, PgcairnError):
-                raise
+            if not isinstance(error, Exception):
+                raise  # cancelled, by ``close``; after an error the others that wait are still to be answered
             return
         self._counters.read_batches += 1
         for stored in found.values():
