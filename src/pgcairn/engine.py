@@ -7,12 +7,14 @@ threads, and closing. Knows nothing of LangGraph's interface; ``saver.py`` is ab
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
+import psycopg
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
@@ -70,8 +72,16 @@ def owned_pool(conn_string: str, settings: Settings, counters: Counters) -> Pool
     """Make a pool for a connection string. Does no I/O.
 
     Raises:
+        InvalidInput: The connection string cannot be read.
         SettingsError: The driver is not installed.
     """
+    try:
+        psycopg.conninfo.conninfo_to_dict(conn_string)  # libpq's parser, for both drivers
+    except psycopg.ProgrammingError as error:
+        raise InvalidInput(
+            f"The connection string cannot be read: {str(error).strip()}.",
+            hint="Write postgresql://user@host:5432/database, host=... dbname=..., or embedded:///path/to/data.",
+        ) from error
     if settings.driver == "psycopg":
         return psycopg_driver.make_pool(conn_string, settings, counters)
     try:
@@ -95,7 +105,12 @@ class _Shared:
             attempt = asyncio.get_running_loop().create_task(self._call(), name=self._name)
             attempt.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._attempt = attempt
-        await asyncio.shield(attempt)
+        try:
+            await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            if attempt.cancelled():  # by ``stop``; the caller itself goes on
+                raise ClosedError from None
+            raise
 
     async def stop(self) -> None:
         """Cancel the attempt if it is under way, and wait for its end."""
@@ -244,6 +259,7 @@ class Engine:
 
         Raises:
             WrongLoopError: The owner's loop is closed or not running, so nobody could answer.
+            ClosedError: So it is, but the engine was closed before.
         """
         owner = self._running_owner()
         waiting = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), owner))
@@ -261,6 +277,7 @@ class Engine:
         Raises:
             asyncio.InvalidStateError: This thread runs the owner's loop; waiting would block it for ever.
             WrongLoopError: The owner's loop is closed, not running, or not known yet.
+            ClosedError: So it is, but the engine was closed before.
         """
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -277,9 +294,7 @@ class Engine:
         while True:
             try:
                 return future.result(timeout=_LOOP_CHECK_SECONDS)
-            except TimeoutError:
-                pass
-            except asyncio.TimeoutError:  # Python 3.10: not the builtin
+            except concurrent.futures.TimeoutError:  # Python 3.10: neither the builtin nor asyncio's
                 pass
             if future.done():
                 return future.result()
@@ -296,6 +311,8 @@ class Engine:
             )
         if not owner.is_closed() and owner.is_running():
             return owner
+        if self.is_closed:
+            raise ClosedError
         try:
             caller = f"event loop {asyncio.get_running_loop()!r}"
         except RuntimeError:

@@ -6,8 +6,8 @@ belong to the engine that a saver shares with its clones.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import logging
 import random
 from collections.abc import (
     AsyncGenerator,
@@ -35,7 +35,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from pgcairn.codec.metadata import searchable
 from pgcairn.codec.serde import Codec
 from pgcairn.engine import Engine, owned_pool, pool_for
-from pgcairn.errors import InvalidInput
+from pgcairn.errors import ClosedError, InvalidInput
 from pgcairn.keys import (
     check_key,
     checkpoint_of,
@@ -50,11 +50,6 @@ from pgcairn.telemetry import Counters, Stats
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-logger = logging.getLogger("pgcairn")
-
-# Threads whose size was logged; a bound, so that a process that sees millions of them does not remember all.
-_MAX_WARNED_THREADS = 10_000
 
 
 class GraphState(BaseCheckpointSaver[str]):
@@ -133,8 +128,10 @@ class GraphState(BaseCheckpointSaver[str]):
                     return
                 yield each
         finally:
-            # Holds no session and waits for nothing, so it can be closed from any loop.
-            await found.aclose()
+            # Holds no session and waits for nothing, so it can be closed from any loop. Not while it fetches
+            # a page there for a caller that was cancelled here: then it ends by itself.
+            with contextlib.suppress(RuntimeError):
+                await found.aclose()
 
     async def _replay_pages(self, page: Page, limit: int | None) -> AsyncGenerator[CheckpointTuple, None]:
         async for rows in self._engine.reader.pages(page, limit):
@@ -400,6 +397,7 @@ class AsyncPostgresSaver(GraphState):
             **settings_overrides: Single fields of ``Settings``: ``max_size=20``.
 
         Raises:
+            InvalidInput: The connection string cannot be read.
             UnavailableError: The database cannot be reached.
             SettingsError: A setting is unknown or out of its range.
             EmbeddedServerError: The embedded server cannot be started.
@@ -469,7 +467,8 @@ class AsyncPostgresSaver(GraphState):
         if self._engine.is_owner():
             await self._engine.close()
         else:
-            await self._engine.forward(self._engine.close)
+            with contextlib.suppress(ClosedError):  # closed before, and its loop has gone
+                await self._engine.forward(self._engine.close)
 
     async def __aenter__(self) -> AsyncPostgresSaver:
         await self.open()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from pgcairn.errors import ClosedError
 from pgcairn.saver import AsyncPostgresSaver, GraphState
 from pgcairn.settings import Settings
 
@@ -84,5 +85,6 @@ class PostgresSaver(GraphState):
         self._engine.call_from_thread("setup", lambda: self._engine.setup(metadata_index=metadata_index))
 
     def close(self) -> None:
-        """Commit what is queued and refuse new calls; see ``AsyncPostgresSaver.aclose``."""
-        self._engine.call_from_thread("close", self._engine.close)
+        """Commit what is queued and refuse new calls; see ``AsyncPostgresSaver.aclose``. Twice is fine."""
+        with suppress(ClosedError):  # closed before, and its loop has gone
+            self._engine.call_from_thread("close", self._engine.close)
