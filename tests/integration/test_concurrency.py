@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -30,6 +31,7 @@ from pgcairn import (
     Settings,
     WrongLoopError,
 )
+from pgcairn.connection import psycopg_driver
 from tests.support.proxy import SYNC, FaultProxy, Hold
 from tests.support.savers import (
     LARGE_TEXT,
@@ -554,6 +556,25 @@ async def test_closing_a_saver_that_was_never_used(dsn: str, schema: str) -> Non
             await connection.execute("SELECT 1")
 
 
+async def test_a_place_in_the_gate_is_given_back_by_who_leaves(dsn: str, schema: str) -> None:
+    async with saver_on(dsn, schema, max_backlog_rows=1) as saver:
+        async with writes_blocked(dsn, schema):
+            first, left = await started(
+                put(saver, config("first"), checkpoint(1)), put(saver, config("left"), checkpoint(1))
+            )
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+        await guarded(first)
+        assert await saver.aget_tuple(config("left")) is None
+
+
+async def test_nothing_is_kept_of_sessions_that_are_closed(dsn: str, schema: str) -> None:
+    async with saver_on(dsn, schema) as saver:
+        await put(saver, config(), checkpoint(1))
+    gc.collect()
+    assert not [connection for connection in psycopg_driver._wires if connection.closed]
+
+
 # --- other loops and threads --------------------------------------------------------------------------
 
 
@@ -611,6 +632,44 @@ async def test_a_listing_that_another_loop_leaves(saver: AsyncPostgresSaver) -> 
 
     with loop_in_a_thread() as other:
         assert place(await elsewhere(other, first))[2] == checkpoint_id(19)
+
+
+async def test_a_listing_that_is_cancelled_in_another_loop(dsn: str, schema: str) -> None:
+    async with FaultProxy(dsn) as proxy, saver_on(proxy.dsn, schema) as saver:
+        await put(saver, config(), checkpoint(1))
+        held = proxy.hold(b"page_of_namespace")
+
+        async def leave() -> bool:
+            task = asyncio.ensure_future(listed(saver, config()))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(held.reached.wait(), owner))
+            task.cancel()
+            await asyncio.wait([task])
+            return task.cancelled()
+
+        owner = asyncio.get_running_loop()
+        with loop_in_a_thread() as other:
+            assert await elsewhere(other, leave)
+        held.release()
+        assert await get(saver, config())
+
+
+def test_a_sync_saver_after_its_block(dsn: str, schema: str) -> None:
+    with PostgresSaver.from_conn_string(dsn, schema=schema) as saver:
+        saver.setup()
+    saver.close()
+    with pytest.raises(ClosedError):
+        saver.get_tuple(config())
+
+
+async def test_a_saver_that_was_closed_and_whose_loop_has_gone(dsn: str, schema: str) -> None:
+    async def use() -> AsyncPostgresSaver:
+        async with saver_on(dsn, schema) as saver:
+            return saver
+
+    saver = await asyncio.to_thread(asyncio.run, use())
+    await saver.aclose()
+    with pytest.raises(ClosedError):
+        await saver.aget_tuple(config())
 
 
 def used_in_a_loop_that_ended(dsn: str, schema: str) -> AsyncPostgresSaver:
