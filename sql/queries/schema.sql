@@ -2,7 +2,8 @@
 
 -- name: installed_tables :one
 -- Whether the schema exists, whether it holds pgcairn's version table, and whether it holds the table by
--- which the official saver's installation is known. $1 schema name (as text, not quoted).
+-- which the official saver's installation is known; and the encoding of the database.
+-- $1 schema name (as text, not quoted).
 SELECT
     EXISTS (SELECT FROM pg_catalog.pg_namespace AS n WHERE n.nspname = $1::text),
     EXISTS (
@@ -12,7 +13,8 @@ SELECT
     EXISTS (
         SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
         WHERE n.nspname = $1::text AND c.relname IN ('checkpoint_migrations', 'checkpoint_blobs', 'checkpoint_writes')
-    )
+    ),
+    current_setting('server_encoding')
 
 -- name: applied_migrations :many
 -- The migrations that were applied, oldest first.

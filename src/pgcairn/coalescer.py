@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TypeVar, cast
 
-from pgcairn.connection.pool import Pool, Session, run_retried
+from pgcairn.connection.pool import HeldSession, Pool, Session, run_retried
 from pgcairn.errors import (
     BacklogFull,
     ClosedError,
@@ -48,6 +48,14 @@ T = TypeVar("T")
 # Backpressure has two marks: hold above the settings' maximum, resume below this part of it, so that callers
 # are let in by the group and not one for one (guess).
 _RESUME_FRACTION = 0.75
+
+
+# A lane keeps its session this long after a batch: a caller that saves step after step finds it there, and the
+# server's process warm. Only where the pool has sessions for others (guess: longer than a step that computes nothing,
+# too short to be missed).
+_LINGER_SECONDS = 0.005
+# A session goes back to the pool at least this often, so that the pool can check its age.
+_HOLD_SECONDS = 1.0
 
 
 # --- items ----------------------------------------------------------------------------------------
@@ -244,16 +252,20 @@ def _checkpoint_key(entry: tuple[int, CheckpointRow]) -> tuple[str, str, str]:
 class _Lane:
     """A queue, the task that empties it, and the signal between them."""
 
-    __slots__ = ("queue", "signal", "task")
+    __slots__ = ("queue", "session", "signal", "task")
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, session: HeldSession) -> None:
         self.queue = queue
-        self.signal: asyncio.Future[None] | None = None
+        self.session = session
+        self.signal: asyncio.Future[bool] | None = None
         self.task: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
+        self.settle(True)
+
+    def settle(self, there_is_work: bool) -> None:
         if self.signal is not None and not self.signal.done():
-            self.signal.set_result(None)
+            self.signal.set_result(there_is_work)
 
 
 class Coalescer:
@@ -280,7 +292,7 @@ class Coalescer:
         *,
         group_commit: bool = True,
     ) -> None:
-        self._pool = pool
+        self._may_hold = group_commit and pool.max_size > settings.lanes
         self._repository = repository
         self._settings = settings
         self._counters = counters
@@ -291,7 +303,8 @@ class Coalescer:
                     max_rows=settings.max_batch_rows,
                     max_bytes=settings.max_batch_bytes,
                     max_items=None if group_commit else 1,
-                )
+                ),
+                HeldSession(pool),
             )
             for _ in range(lanes)
         ]
@@ -470,40 +483,58 @@ class Coalescer:
         self._release(rest)
 
     async def _run(self, lane: _Lane) -> None:
-        loop = asyncio.get_running_loop()
-        delay = self._settings.batch_delay_seconds
-        while True:
-            items = lane.queue.take()
-            if not items:
-                if self._closing and not len(lane.queue) and not self._gate:
-                    return
-                lane.signal = loop.create_future()
-                await lane.signal
-                lane.signal = None
-                if delay and not self._closing:
-                    await asyncio.sleep(delay)
-                continue
-            try:
-                # An item whose bytes could not be made was answered already.
-                await self._send([item for item in items if not item.abandoned])
-            except BaseException as error:
-                outcome = OutcomeUnknown("The write was interrupted after it was sent.")
-                outcome.__cause__ = error
-                self._fail(items, outcome)  # those that have no answer yet
-                raise
-            finally:
-                self._release(items)
+        try:
+            while True:
+                items = lane.queue.take()
+                if not items:
+                    if self._closing and not len(lane.queue) and not self._gate:
+                        return
+                    await self._wait(lane)
+                    continue
+                try:
+                    # An item whose bytes could not be made was answered already.
+                    await self._send(lane, [item for item in items if not item.abandoned])
+                except BaseException as error:
+                    outcome = OutcomeUnknown("The write was interrupted after it was sent.")
+                    outcome.__cause__ = error
+                    self._fail(items, outcome)  # those that have no answer yet
+                    raise
+                finally:
+                    self._release(items)
+                if not self._may_hold or lane.session.held_seconds > _HOLD_SECONDS:
+                    await lane.session.release()
+        finally:
+            await lane.session.release()
 
-    async def _send(self, items: list[Item]) -> None:
+    async def _wait(self, lane: _Lane) -> None:
+        """Wait until there may be something to take. Gives the lane's session back if that takes a while."""
+        loop = asyncio.get_running_loop()
+        signal = lane.signal = loop.create_future()
+        if not lane.session.is_held:
+            await signal
+        else:
+            timer = loop.call_later(_LINGER_SECONDS, lane.settle, False)
+            try:
+                if not await signal:
+                    lane.signal = None
+                    await lane.session.release()
+                    return
+            finally:
+                timer.cancel()
+        lane.signal = None
+        if self._settings.batch_delay_seconds and not self._closing:
+            await asyncio.sleep(self._settings.batch_delay_seconds)
+
+    async def _send(self, lane: _Lane, items: list[Item]) -> None:
         """Commit items, isolate the one that PostgreSQL refuses, answer every one of them."""
         if not items:
             return
         try:
             if isinstance(items[0], DeleteItem):
-                await self._delete(items)
+                await self._delete(lane, items)
                 again: list[Item] = []
             else:
-                again = await self._insert(items)
+                again = await self._insert(lane, items)
         except RejectedError as error:
             if len(items) == 1:
                 self._counters.items_rejected += 1
@@ -511,8 +542,8 @@ class Coalescer:
                 return
             self._counters.batches_split += 1
             middle = len(items) // 2
-            await self._send(items[:middle])
-            await self._send(items[middle:])
+            await self._send(lane, items[:middle])
+            await self._send(lane, items[middle:])
         except PgcairnError as error:
             self._fail(items, error)
         else:
@@ -524,21 +555,21 @@ class Coalescer:
                     observe(now - item.submitted_at)
                     if not item.answer.done():
                         item.answer.set_result(None)
-            await self._send(again)
+            await self._send(lane, again)
 
-    async def _delete(self, items: list[Item]) -> None:
+    async def _delete(self, lane: _Lane, items: list[Item]) -> None:
         thread_ids = sorted({item.thread_id for item in items})
 
         async def operation(session: Session) -> None:
             await self._repository.delete_threads(session, thread_ids)
 
-        await self._retried(operation)
+        await self._retried(lane, operation)
 
-    async def _insert(self, items: list[Item]) -> list[Item]:
+    async def _insert(self, lane: _Lane, items: list[Item]) -> list[Item]:
         """Commit items; return those that were left out and have been encoded anew."""
         batch = assemble(items)
         repository = self._repository
-        result = await self._retried(lambda session: repository.insert_batch(session, batch))
+        result = await self._retried(lane, lambda session: repository.insert_batch(session, batch))
         counters = self._counters
         again: list[Item] = []
         for number in sorted(result.missing_items):
@@ -559,7 +590,7 @@ class Coalescer:
         if result.new_checkpoints < len(written):
             for number, item in enumerate(written):
                 try:
-                    await self._replace(item)
+                    await self._replace(lane, item)
                 except RejectedError as error:
                     self._fail([item], error)
                 except (UnavailableError, OutcomeUnknown, DatabaseError) as error:
@@ -586,13 +617,17 @@ class Coalescer:
         counters.written_bytes += sum(item.size_bytes for item in items)
         return again
 
-    async def _replace(self, item: PutItem) -> None:
+    async def _replace(self, lane: _Lane, item: PutItem) -> None:
         repository = self._repository
-        if await self._retried(lambda session: repository.replace_checkpoint(session, item.row, item.merge)):
+        if await self._retried(
+            lane, lambda session: repository.replace_checkpoint(session, item.row, item.merge)
+        ):
             self._counters.checkpoints_replaced += 1
 
-    async def _retried(self, operation: Callable[[Session], Awaitable[T]]) -> T:
-        return await run_retried(self._pool, self._counters, self._settings.retry_deadline_seconds, operation)
+    async def _retried(self, lane: _Lane, operation: Callable[[Session], Awaitable[T]]) -> T:
+        return await run_retried(
+            lane.session, self._counters, self._settings.retry_deadline_seconds, operation
+        )
 
     def _fail(self, items: Iterable[Item], error: PgcairnError) -> None:
         for item in items:

@@ -113,6 +113,64 @@ class Pool(Protocol):
         ...
 
 
+class Lender(Protocol):
+    """Whatever lends a session for the time of an ``async with`` block: a pool, or a ``HeldSession``."""
+
+    def acquire(self) -> AbstractAsyncContextManager[Session]:
+        """See ``Pool.acquire``."""
+        ...
+
+
+class HeldSession:
+    """A session that is kept from one use to the next, by one task, until ``release`` or an error.
+
+    Args:
+        pool: Where it comes from and goes back to.
+    """
+
+    __slots__ = ("_loan", "_pool", "_session", "_since")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._loan: AbstractAsyncContextManager[Session] | None = None
+        self._session: Session | None = None
+        self._since = 0.0
+
+    def acquire(self) -> AbstractAsyncContextManager[Session]:
+        """See ``Pool.acquire``; the session stays when the block ends well."""
+        return self
+
+    async def __aenter__(self) -> Session:
+        if self._session is None:
+            loan = self._pool.acquire()
+            self._session = await loan.__aenter__()
+            self._loan = loan
+            self._since = time.monotonic()
+        return self._session
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
+    ) -> None:
+        if exc is not None:
+            await self.release()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is one."""
+        return self._session is not None
+
+    @property
+    def held_seconds(self) -> float:
+        """For how long a session has been held; 0 when there is none."""
+        return 0.0 if self._session is None else time.monotonic() - self._since
+
+    async def release(self) -> None:
+        """Give the session back, if there is one."""
+        loan, self._loan, self._session = self._loan, None, None
+        if loan is not None:
+            await loan.__aexit__(None, None, None)
+
+
 # --- what an SQLSTATE means ----------------------------------------------------------------------
 
 # PostgreSQL manual, appendix A. The statement had no effect and the same statement may succeed later.
@@ -168,7 +226,7 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 
 async def run_retried(
-    pool: Pool,
+    pool: Lender,
     counters: Counters,
     deadline_seconds: float,
     operation: Callable[[Session], Awaitable[T]],

@@ -55,9 +55,12 @@ def _translate(error: psycopg.Error, *, sent: bool) -> PgcairnError:
 class PsycopgSession:
     """One psycopg connection, seen through the seam."""
 
-    __slots__ = ("_connection", "_counters", "_prepare", "_wire", "lost")
+    __slots__ = ("_connection", "_counters", "_exclusive", "_prepare", "_wire", "lost")
 
-    def __init__(self, connection: AsyncConnection[Any], counters: Counters, *, prepare: bool) -> None:
+    def __init__(
+        self, connection: AsyncConnection[Any], counters: Counters, *, prepare: bool, exclusive: bool
+    ) -> None:
+        self._exclusive = exclusive
         self._connection = connection
         self._wire = _wires.get(connection)
         self._counters = counters
@@ -82,7 +85,9 @@ class PsycopgSession:
         try:
             if self._wire is None:
                 self._wire = _wires[self._connection] = Wire(self._connection)
-            return await self._wire.run(self._connection, query, encoded, prepare=self._prepare)
+            return await self._wire.run(
+                self._connection, query, encoded, prepare=self._prepare, stay=self._exclusive
+            )
         except psycopg.Error as error:
             raise self._failed(error) from error
         except asyncio.CancelledError:
@@ -94,6 +99,7 @@ class PsycopgSession:
         """See ``Session.script``."""
         self._counters.statements += 1
         self._counters.round_trips += 1
+        self.detach()
         try:
             await AsyncRawCursor(self._connection).execute(text, prepare=False)
         except psycopg.Error as error:
@@ -104,11 +110,20 @@ class PsycopgSession:
         """See ``Session.transaction``."""
         self._counters.statements += 2
         self._counters.round_trips += 2
+        self.detach()
         try:
             async with self._connection.transaction():
-                yield
+                try:
+                    yield
+                finally:
+                    self.detach()
         except psycopg.Error as error:
             raise self._failed(error) from error
+
+    def detach(self) -> None:
+        """Leave the socket to psycopg, or to whoever is next."""
+        if self._wire is not None:
+            self._wire.detach()
 
     def _failed(self, error: psycopg.Error) -> PgcairnError:
         if self._connection.closed or session_is_lost(error.sqlstate):
@@ -147,7 +162,10 @@ class _Loan:
         try:
             self._flipped = await _enter_autocommit(self._connection)
             self._session = PsycopgSession(
-                self._connection, pool._counters, prepare=pool._settings.prepared_statements
+                self._connection,
+                pool._counters,
+                prepare=pool._settings.prepared_statements,
+                exclusive=True,
             )
         except BaseException:
             await pool._pool.putconn(self._connection)
@@ -156,6 +174,7 @@ class _Loan:
 
     async def __aexit__(self, *_: object) -> None:
         connection = self._connection
+        self._session.detach()
         try:
             if self._session.lost:
                 await connection.close()
@@ -260,11 +279,15 @@ class PsycopgConnectionAsPool:
                 )
             flipped = await _enter_autocommit(self._connection)
             session = PsycopgSession(
-                self._connection, self._counters, prepare=self._settings.prepared_statements
+                self._connection,
+                self._counters,
+                prepare=self._settings.prepared_statements,
+                exclusive=False,  # its owner may use it between two statements
             )
             try:
                 yield session
             finally:
+                session.detach()
                 if session.lost:
                     await self._connection.close()
                 elif flipped:

@@ -73,7 +73,12 @@ async def read_state(session: Session, statements: Statements) -> SchemaState:
             know and cannot work with, or one that was edited after it was applied.
     """
     schema = statements.schema
-    [(schema_exists, ours, official)] = await session.fetch(statements.installed_tables, (schema,))
+    [(schema_exists, ours, official, encoding)] = await session.fetch(statements.installed_tables, (schema,))
+    if encoding != "UTF8":
+        raise SchemaError(
+            f"The database's encoding is {encoding}; pgcairn needs UTF8.",
+            hint="CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0.",
+        )
     if not ours:
         if official:
             raise SchemaError(
