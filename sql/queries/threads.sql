@@ -1,5 +1,19 @@
 -- Whole threads.
 
+-- name: lock_values_of_threads :one
+-- Waits for whoever is about to refer to a value of these threads, and keeps others from it. $1 threads.
+-- Must be a statement of its own before delete_threads: one statement would decide on a snapshot from before the
+-- wait, and leave a checkpoint that refers to a value that it deletes.
+-- Index: channel_values_pkey, by its first column. Locks: FOR UPDATE on the values, until commit.
+SELECT count(*)
+FROM (
+    SELECT
+    FROM /* schema */channel_values
+    WHERE thread_id = ANY ($1::text[])
+    ORDER BY thread_id, checkpoint_ns, channel, version
+    FOR UPDATE
+) AS locked
+
 -- name: delete_threads :one
 -- Deletes everything of some threads and says how many rows went. $1 threads.
 -- Index: the primary keys, by their first column. Locks: the deleted rows.

@@ -274,7 +274,7 @@ class Coalescer:
     Background tasks: one per lane, named ``pgcairn-lane-<n>``, started by the first item of the lane.
 
     Args:
-        pool: Where sessions come from; a lane holds one only while a batch is at the server.
+        pool: Where sessions come from; a lane keeps one for a moment after a batch (see ``_LINGER_SECONDS``).
         repository: The statements.
         settings: ``lanes``, ``max_batch_*``, ``batch_delay_seconds``, ``max_backlog_*``, ``backlog_timeout_seconds``
             and ``retry_deadline_seconds``.

@@ -206,7 +206,12 @@ class Engine:
         self.is_ready = True
 
     async def setup(self, *, metadata_index: bool) -> list[str]:
-        """Bring the schema up to date; see ``migrations.migrate``."""
+        """Bring the schema up to date; see ``migrations.migrate``. Cancelling the caller does not stop it half-way."""
+        work = asyncio.get_running_loop().create_task(self._setup(metadata_index), name="pgcairn-setup")
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(work)
+
+    async def _setup(self, metadata_index: bool) -> list[str]:
         await self.open_pool()
         async with self.pool.acquire() as session:
             applied = await migrations.migrate(

@@ -194,7 +194,8 @@ class GraphState(BaseCheckpointSaver[str]):
     ) -> RunnableConfig:
         """Store a checkpoint; returns after COMMIT.
 
-        The values are serialized before this first waits, so changing them afterwards does no harm. Putting an
+        The values are serialized before this first waits, so changing them afterwards does no harm; a large value
+        that did not change is not serialized at all, unless its row turns out to have been deleted meanwhile. Putting an
         id again replaces checkpoint and metadata; its parent and values of known versions stay.
 
         Args:

@@ -84,7 +84,7 @@ class Settings:
 
     lanes: int = 2
     """Parallel write lanes; a thread always uses the same one. Each holds at most one session while a
-    batch is at the server. 1: largest batches, no overlap of client and server. More than 4: small
+    batch is at the server and, if the pool has more than ``lanes``, for 5 ms after it. 1: largest batches, no overlap of client and server. More than 4: small
     batches, more commits. Default 2 (measured, docs/benchmarks.md)."""
 
     max_batch_rows: int = 1000

@@ -95,7 +95,16 @@ class Wire:
     Does not refer to the connection, so that it can be kept for as long as that one lives and no longer.
     """
 
-    __slots__ = ("_answer", "_attached", "_generation", "_names", "_pgconn", "_results", "_socket", "_writing")
+    __slots__ = (
+        "_answer",
+        "_attached",
+        "_generation",
+        "_names",
+        "_pgconn",
+        "_results",
+        "_socket",
+        "_writing",
+    )
 
     def __init__(self, connection: AsyncConnection[Any]) -> None:
         encoding = connection.pgconn.parameter_status(b"client_encoding")

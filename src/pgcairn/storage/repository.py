@@ -183,8 +183,11 @@ class Repository:
         return True
 
     async def delete_threads(self, session: Session, thread_ids: Sequence[str]) -> int:
-        """Delete whole threads; return how many rows went."""
-        [(count,)] = await session.fetch(self._statements.delete_threads, (list(thread_ids),))
+        """Delete whole threads in one transaction; return how many rows went."""
+        threads = (list(thread_ids),)
+        async with session.transaction():
+            await session.fetch(self._statements.lock_values_of_threads, threads)
+            [(count,)] = await session.fetch(self._statements.delete_threads, threads)
         return int(count)
 
     # --- reading ---------------------------------------------------------------------------------

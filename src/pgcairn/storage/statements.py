@@ -78,6 +78,7 @@ class Statements:
         self.insert_write = self._single("insert_write")
         self.lock_checkpoint = self._single("lock_checkpoint")
         self.replace_checkpoint = self._single("replace_checkpoint")
+        self.lock_values_of_threads = self._single("lock_values_of_threads")
         self.delete_threads = self._single("delete_threads")
         self.installed_tables = self._single("installed_tables")
         self.applied_migrations = self._single("applied_migrations")
