@@ -76,11 +76,12 @@ def summary(results: Mapping[str, Result]) -> str:
             f"{each['theirs_label']}: {_figure(each['theirs'])} {each['unit']}",
             f"{each['ratio']:.2f}",
             f"{'≤' if each['at_most'] else '≥'} {each['target']:.3g}{'' if each['met'] else ' (not met)'}",
+            f"`{result['command']}`",
         )
         for result in results.values()
         for each in result["verdicts"]
     ]
-    return table(("work", "this", "that", "ratio", "target"), rows)
+    return table(("work", "this", "that", "ratio", "target", "command"), rows)
 
 
 def machine(results: Mapping[str, Result]) -> str:

@@ -69,9 +69,6 @@ async def scenario(saver: AsyncPostgresSaver, proxy: FaultProxy) -> dict[str, tu
         with proxy.counting() as counted:
             assert len(await listed(saver, where)) == 4
         found[f"page of {name}"] = cost(counted)
-    with proxy.counting() as counted:
-        await saver.adelete_thread("t")
-    found["delete"] = cost(counted)
     return found
 
 
@@ -80,6 +77,15 @@ async def test_every_call_is_one_statement_in_one_round_trip(
 ) -> None:
     found = await scenario(saver, proxy)
     assert found == dict.fromkeys(found, (1, 1))
+
+
+async def test_a_deletion_waits_and_deletes_in_one_transaction(
+    saver: AsyncPostgresSaver, proxy: FaultProxy
+) -> None:
+    await saver.adelete_thread("nobody")  # its statements are prepared now
+    with proxy.counting() as counted:
+        await saver.adelete_thread("t")
+    assert cost(counted) == (4, 4)  # BEGIN, lock, delete, COMMIT
 
 
 async def test_nothing_is_prepared_twice(saver: AsyncPostgresSaver, proxy: FaultProxy) -> None:
