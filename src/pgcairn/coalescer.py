@@ -7,6 +7,8 @@ waiter, and repeats. There is no timer: while one batch is at the server the nex
 Owns: order per thread, what goes into a batch, the isolation of a bad item, the bound on what waits, the
 answer to every waiter. Never encodes values and never reads. ``Queue`` is the pure half: it decides, it does
 no I/O. ``Coalescer`` is the shell around it: it moves bytes and answers.
+
+More than 600 lines, because the write path is to be read in one file, decisions and shell together.
 """
 
 from __future__ import annotations
