@@ -35,6 +35,11 @@ _STATEMENT_CACHE_SIZE = 100
 _RELEASE_TIMEOUT_SECONDS = 5.0
 
 
+# InternalClientError: a session that the server ended while nobody used it can answer the next statement with it, because
+# its state machine has read the farewell and nobody asked ("cannot switch to state ...; another operation ...").
+_LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, asyncio.TimeoutError)
+
+
 def _translate(error: Exception) -> PgcairnError | None:
     """Map an error of a statement; ``None`` if it is not asyncpg's."""
     if isinstance(error, asyncpg.PostgresError):
@@ -43,7 +48,7 @@ def _translate(error: Exception) -> PgcairnError | None:
             return error_for(sqlstate, error.message or str(error))
     elif isinstance(error, asyncpg.DataError | UnicodeEncodeError | OverflowError):
         return RejectedError(f"asyncpg: {error}", sqlstate="22000")
-    elif not isinstance(error, asyncpg.InterfaceError | OSError | asyncio.TimeoutError):
+    elif not isinstance(error, _LOST):
         return None
     return OutcomeUnknown(f"The connection to PostgreSQL was lost: {str(error) or type(error).__name__}")
 
@@ -124,7 +129,11 @@ class AsyncpgSession:
             raise mapped from error
 
     def _failed(self, error: Exception) -> PgcairnError | None:
-        if _is_closed(self._connection) or session_is_lost(getattr(error, "sqlstate", None)):
+        if (
+            _is_closed(self._connection)
+            or isinstance(error, asyncpg.InternalClientError)
+            or session_is_lost(getattr(error, "sqlstate", None))
+        ):
             self.lost = True
         return _translate(error)
 
