@@ -119,7 +119,7 @@ class Settings:
     inline_max_bytes: int = 1024
     """A channel value up to this serialized size travels inside its checkpoint's row; a larger one gets
     a row of its own and is stored once per version. Too low: more rows. Too high: unchanged values are
-    stored again at every step. Default 1024 (measured: a row costs about 250 bytes of index and header)."""
+    stored again at every step. Default 1024 (guess; bench/inline_threshold.py measures it on your machine)."""
 
     compress_min_bytes: int = 256
     """Payloads below this are stored as they are: zstd's frame costs about what it saves. Default 256 (guess)."""
@@ -131,7 +131,7 @@ class Settings:
 
     compress_in_thread_min_bytes: int = 256 * 1024
     """Payloads from this size are compressed in a worker thread, so that they do not stall the event loop.
-    Too low: the hand-over costs more than the compression (about 60 µs). Default 256 KiB (about 1 ms)."""
+    Too low: the hand-over costs more than the compression (about 60 µs). Default 256 KiB (guess: one to two ms)."""
 
     max_value_bytes: int = 512 * 1024 * 1024
     """A stored value that claims to decompress to more than this is refused unread. Also the largest value
