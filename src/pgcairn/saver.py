@@ -45,7 +45,7 @@ from pgcairn.keys import (
 )
 from pgcairn.reader import references, replay
 from pgcairn.settings import Settings
-from pgcairn.storage.repository import Page, StoredTuple
+from pgcairn.storage.repository import Page
 from pgcairn.telemetry import Counters, Stats
 
 if TYPE_CHECKING:
@@ -91,7 +91,13 @@ class GraphState(BaseCheckpointSaver[str]):
         if not engine.is_owner():
             return await engine.forward(functools.partial(self.aget_tuple, config))
         stored = await engine.reader.load(key)
-        return None if stored is None else self._replay(stored)
+        if stored is None:
+            return None
+        found = replay(self._codec, stored)
+        # Here and not in listings: those end with the oldest versions, and the next put needs the latest.
+        if stored.refs is not None:
+            engine.placements.remember((stored.thread_id, stored.checkpoint_ns), references(stored))
+        return found
 
     def alist(
         self,
@@ -136,7 +142,7 @@ class GraphState(BaseCheckpointSaver[str]):
     async def _replay_pages(self, page: Page, limit: int | None) -> AsyncGenerator[CheckpointTuple, None]:
         async for rows in self._engine.reader.pages(page, limit):
             for stored in rows:
-                yield self._replay(stored)
+                yield replay(self._codec, stored)
 
     def _page(
         self,
@@ -175,13 +181,6 @@ class GraphState(BaseCheckpointSaver[str]):
             ),
             limit,
         )
-
-    def _replay(self, stored: StoredTuple) -> CheckpointTuple:
-        found = replay(self._codec, stored)
-        if stored.refs is not None:
-            key = (stored.thread_id, stored.checkpoint_ns)
-            self._engine.placements.remember(key, references(stored))
-        return found
 
     # --- writing -------------------------------------------------------------------------------------
 
