@@ -71,3 +71,14 @@ ALTER TABLE "pgcairn".channel_values ALTER COLUMN frame SET STORAGE EXTERNAL;
 ALTER TABLE "pgcairn".writes ALTER COLUMN frame SET STORAGE EXTERNAL;
 
 INSERT INTO "pgcairn".schema_version (version, name, digest) VALUES (1, '0001_pre_initial', '6d253b7f08cc87248c7aed6946cfb5761e347399a15434a1fdc68d3568ccaa65');
+
+-- migration 0002_pre_hidden_checkpoints
+-- Checkpoints that a prune leaves out of sight, because a checkpoint that is kept rebuilds its DeltaChannels from
+-- them. Both columns have constant defaults: no row is rewritten.
+
+ALTER TABLE "pgcairn".checkpoints ADD COLUMN hidden boolean NOT NULL DEFAULT false;
+ALTER TABLE "pgcairn".checkpoints ADD COLUMN hidden_parent_id text COLLATE "C";
+COMMENT ON COLUMN "pgcairn".checkpoints.hidden IS 'Deleted for every reader; kept because a later checkpoint rebuilds its DeltaChannels, or its Sends, from this one.';
+COMMENT ON COLUMN "pgcairn".checkpoints.hidden_parent_id IS 'The parent, if it is hidden; parent_checkpoint_id is then null.';
+
+INSERT INTO "pgcairn".schema_version (version, name, digest) VALUES (2, '0002_pre_hidden_checkpoints', '475ca57737a7f80885498a3b2b684e2fe498e4fe998f5559616fb220c66e6f59');
