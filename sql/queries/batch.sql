@@ -24,15 +24,19 @@ missing AS MATERIALIZED (
 
 -- name: part_values :part
 -- Stores large channel values; a row that exists is kept as it is.
--- $1 item numbers, $2 threads, $3 namespaces, $4 channels, $5 versions, $6 types, $7 frames.
--- Index: channel_values_pkey. Locks: the new rows.
+-- $1 item numbers, $2 threads, $3 namespaces, $4 channels, $5 versions, $6 chains (each the text of an array),
+-- $7 types, $8 frames.
+-- Index: channel_values_pkey. Locks: the new rows; and by an update that never comes about those that exist, so that
+-- no prune can delete what this batch is about to point at.
 stored_values AS (
-    INSERT INTO /* schema */channel_values (thread_id, checkpoint_ns, channel, version, type, frame)
-    SELECT r.thread_id, r.checkpoint_ns, r.channel, r.version, r.type, r.frame
-    FROM unnest($1::int4[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[])
-        AS r (item, thread_id, checkpoint_ns, channel, version, type, frame)
+    INSERT INTO /* schema */channel_values (thread_id, checkpoint_ns, channel, version, chain, type, frame)
+    SELECT r.thread_id, r.checkpoint_ns, r.channel, r.version, r.chain::text[], r.type, r.frame
+    FROM unnest(
+        $1::int4[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[]
+    ) AS r (item, thread_id, checkpoint_ns, channel, version, chain, type, frame)
     /* unless missing */
-    ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING
+    ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO UPDATE SET type = excluded.type WHERE false
+    RETURNING 1
 )
 
 -- name: part_checkpoints :part
@@ -92,9 +96,10 @@ replaced_writes AS (
 )
 
 -- name: part_result :part
--- How many checkpoints were new; which items were left out because a needed value is gone.
+-- How many checkpoints were new, and how many values; which items were left out because a needed value is gone.
 SELECT
     /* count checkpoints */ AS new_checkpoints,
+    /* count values */ AS new_values,
     /* list missing */ AS missing_items
 
 -- name: unless_missing :part
@@ -102,6 +107,9 @@ WHERE NOT EXISTS (SELECT FROM missing WHERE missing.item = r.item)
 
 -- name: count_checkpoints :part
 (SELECT count(*) FROM stored_checkpoints)
+
+-- name: count_values :part
+(SELECT count(*) FROM stored_values)
 
 -- name: count_none :part
 0::int8
@@ -124,24 +132,87 @@ VALUES (
 )
 ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO NOTHING
 
--- name: insert_checkpoint_and_value :execrows
--- The batch of one checkpoint with one large value: the same as part_values and part_checkpoints, without
--- their arrays.
+-- name: insert_checkpoint_on_base :one
+-- The batch of one checkpoint that needs one stored value: the same as part_needs and part_checkpoints, without their
+-- arrays. Says how many checkpoints and values were new, and whether the needed value is there.
+-- $1 thread, $2 namespace, $3 id, $4 parent, $5 run, $6 LangGraph format, $7 metadata, $8 references, $9 body,
+-- $10 needed channel, $11 needed version.
+-- Index: channel_values_pkey, checkpoints_pkey. Locks: as the parts.
+WITH base AS MATERIALIZED (
+    SELECT 1
+    FROM /* schema */channel_values AS v
+    WHERE v.thread_id = $1::text AND v.checkpoint_ns = $2::text
+        AND v.channel = $10::text AND v.version = $11::text
+    FOR KEY SHARE
+),
+stored_checkpoint AS (
+    INSERT INTO /* schema */checkpoints (
+        thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, run_id, langgraph_v, metadata, refs, body
+    )
+    SELECT
+        $1::text, $2::text, $3::text, $4::text, $5::text, $6::int4, $7::text::jsonb, $8::text::jsonb, $9::bytea
+    FROM base
+    ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO NOTHING
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM stored_checkpoint), 0::int8, EXISTS (SELECT FROM base)
+
+-- name: insert_checkpoint_and_value :one
+-- The batch of one checkpoint with one large value that stands alone: the same as part_values and part_checkpoints,
+-- without their arrays. Says how many checkpoints and values were new, and true.
 -- $1 thread, $2 namespace, $3 id, $4 parent, $5 run, $6 LangGraph format, $7 metadata, $8 references, $9 body,
 -- $10 channel, $11 version, $12 type, $13 frame.
--- Index: channel_values_pkey, checkpoints_pkey. Locks: the new rows.
+-- Index: channel_values_pkey, checkpoints_pkey. Locks: as the parts.
 WITH stored_value AS (
     INSERT INTO /* schema */channel_values (thread_id, checkpoint_ns, channel, version, type, frame)
     VALUES ($1::text, $2::text, $10::text, $11::text, $12::text, $13::bytea)
-    ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING
+    ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO UPDATE SET type = excluded.type WHERE false
+    RETURNING 1
+),
+stored_checkpoint AS (
+    INSERT INTO /* schema */checkpoints (
+        thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, run_id, langgraph_v, metadata, refs, body
+    )
+    VALUES (
+        $1::text, $2::text, $3::text, $4::text, $5::text, $6::int4, $7::text::jsonb, $8::text::jsonb, $9::bytea
+    )
+    ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO NOTHING
+    RETURNING 1
 )
-INSERT INTO /* schema */checkpoints (
-    thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, run_id, langgraph_v, metadata, refs, body
+SELECT (SELECT count(*) FROM stored_checkpoint), (SELECT count(*) FROM stored_value), true
+
+-- name: insert_checkpoint_and_edit :one
+-- The batch of one checkpoint with one large value that is an edit of a stored one: the same as part_needs, part_values
+-- and part_checkpoints, without their arrays. Says how many checkpoints and values were new, and whether the base is
+-- there.
+-- $1 thread, $2 namespace, $3 id, $4 parent, $5 run, $6 LangGraph format, $7 metadata, $8 references, $9 body,
+-- $10 channel, $11 version, $12 chain (the text of an array), $13 type, $14 frame, $15 version of the base.
+-- Index: channel_values_pkey, checkpoints_pkey. Locks: as the parts.
+WITH base AS MATERIALIZED (
+    SELECT 1
+    FROM /* schema */channel_values AS v
+    WHERE v.thread_id = $1::text AND v.checkpoint_ns = $2::text
+        AND v.channel = $10::text AND v.version = $15::text
+    FOR KEY SHARE
+),
+stored_value AS (
+    INSERT INTO /* schema */channel_values (thread_id, checkpoint_ns, channel, version, chain, type, frame)
+    SELECT $1::text, $2::text, $10::text, $11::text, $12::text::text[], $13::text, $14::bytea
+    FROM base
+    ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO UPDATE SET type = excluded.type WHERE false
+    RETURNING 1
+),
+stored_checkpoint AS (
+    INSERT INTO /* schema */checkpoints (
+        thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, run_id, langgraph_v, metadata, refs, body
+    )
+    SELECT
+        $1::text, $2::text, $3::text, $4::text, $5::text, $6::int4, $7::text::jsonb, $8::text::jsonb, $9::bytea
+    FROM base
+    ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO NOTHING
+    RETURNING 1
 )
-VALUES (
-    $1::text, $2::text, $3::text, $4::text, $5::text, $6::int4, $7::text::jsonb, $8::text::jsonb, $9::bytea
-)
-ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO NOTHING
+SELECT (SELECT count(*) FROM stored_checkpoint), (SELECT count(*) FROM stored_value), EXISTS (SELECT FROM base)
 
 -- name: insert_write :execrows
 -- The batch of one ordinary pending write: the same as part_writes_kept, without its arrays.

@@ -1,27 +1,42 @@
 -- Reading and replacing checkpoints.
 
 -- name: part_tuple :part
--- Everything of the checkpoints that `c` yields, one row each: its large values, its pending writes in
--- (task_path, task_id, idx) order and, for LangGraph formats below 4, the Sends in its parent's writes.
--- Index: channel_values_pkey (one probe per large value), writes_pkey (one range, two below format 4).
+-- Everything of the checkpoints that `c` yields, one row each: its large values, each followed by those that it is an
+-- edit of (place 1, 2, …; without a frame where one is missing), its pending writes in (task_path, task_id, idx) order and,
+-- for LangGraph formats below 4, the Sends in its parent's writes.
+-- Index: channel_values_pkey (one probe per large value and per version of its chain), writes_pkey (one range, two
+-- below format 4).
 SELECT
     c.thread_id, c.checkpoint_ns, c.checkpoint_id, c.parent_checkpoint_id, c.body, c.refs::text,
-    v.channels, v.versions, v.types, v.frames,
+    v.channels, v.places, v.versions, v.types, v.frames,
     w.task_ids, w.channels, w.types, w.frames,
     s.types, s.frames
 FROM /* source */ AS c
 LEFT JOIN LATERAL (
     SELECT
-        array_agg(r.channel) AS channels, array_agg(r.version) AS versions,
-        array_agg(x.type) AS types, array_agg(x.frame) AS frames
+        array_agg(r.channel) AS channels, array_agg(y.place) AS places, array_agg(y.version) AS versions,
+        array_agg(y.type) AS types, array_agg(y.frame) AS frames
     FROM jsonb_each_text(c.refs) AS r (channel, version)
     CROSS JOIN LATERAL (
-        SELECT x.type, x.frame
+        SELECT x.chain, x.type, x.frame
         FROM /* schema */channel_values AS x
         WHERE x.thread_id = c.thread_id AND x.checkpoint_ns = c.checkpoint_ns
             AND x.channel = r.channel AND x.version = r.version
         LIMIT 1
     ) AS x
+    CROSS JOIN LATERAL (
+        SELECT 0::int8 AS place, r.version, x.type, x.frame
+        UNION ALL
+        SELECT b.place, b.version, e.type, e.frame
+        FROM unnest(x.chain) WITH ORDINALITY AS b (version, place)
+        LEFT JOIN LATERAL (
+            SELECT e.type, e.frame
+            FROM /* schema */channel_values AS e
+            WHERE e.thread_id = c.thread_id AND e.checkpoint_ns = c.checkpoint_ns
+                AND e.channel = r.channel AND e.version = b.version
+            LIMIT 1
+        ) AS e ON true
+    ) AS y
 ) AS v ON true
 LEFT JOIN LATERAL (
     SELECT

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from pgcairn.connection.pool import HeldSession, Pool, Session, run_retried
 from pgcairn.errors import (
@@ -93,12 +93,15 @@ class PutItem(Item):
     Attributes:
         row: The checkpoint.
         values: Its large values.
-        needs: Stored values that must still be there when it is committed.
+        needs: Stored values that must still be there when it is committed: unchanged ones, and bases of edits.
+        values_are_new: Set once it is committed: its values were all inserted, so what is stored under their versions
+            is what this process holds.
     """
 
     row: CheckpointRow
     values: Sequence[ValueRow] = ()
     needs: Sequence[NeededValue] = ()
+    values_are_new: bool = field(default=False, init=False)
 
     def encode_whole(self) -> None:
         """Make row and values anew, without needs. Called when something it needs is gone."""
@@ -152,13 +155,14 @@ class Queue:
         An item stays behind if its bytes are not ready, if something of its thread stays behind, if it is
         of another kind than the batch (deletions go by themselves: a statement cannot see rows that it
         inserts itself), if its checkpoint is in the batch already, if it is a checkpoint whose thread has one
-        in the batch that may be left out for its needs and sent again, or if the batch is full.
+        in the batch that may be left out for its needs and sent again (unless its needs are the same, so that both are
+        left out or none), or if the batch is full.
         """
         taken: list[Item] = []
         left: deque[Item] = deque()
         blocked: set[str] = set()
         checkpoints: set[tuple[str, str, str]] = set()
-        needing: set[str] = set()
+        needing: dict[str, Sequence[NeededValue]] = {}
         rows = size = 0
         items = self._items
         while items:
@@ -176,7 +180,9 @@ class Queue:
                 not taken or isinstance(item, DeleteItem) == isinstance(taken[0], DeleteItem)
             )
             if fits and isinstance(item, PutItem):
-                fits = item.row[:3] not in checkpoints and item.thread_id not in needing
+                fits = item.row[:3] not in checkpoints and (
+                    item.thread_id not in needing or needing[item.thread_id] == item.needs
+                )
             if not fits:
                 blocked.add(item.thread_id)
                 left.append(items.popleft())
@@ -184,7 +190,7 @@ class Queue:
             if isinstance(item, PutItem):
                 checkpoints.add(item.row[:3])
                 if item.needs:
-                    needing.add(item.thread_id)
+                    needing[item.thread_id] = item.needs
             taken.append(items.popleft())
             rows += item.rows
             size += item.size_bytes
@@ -208,7 +214,7 @@ def assemble(items: Sequence[Item]) -> Batch:
     other: values and ordinary writes keep the first, special writes take the last value and the first path.
     """
     checkpoints: list[tuple[int, CheckpointRow]] = []
-    values: dict[tuple[str, str, str, str], list[tuple[int, ValueRow]]] = {}
+    values: dict[tuple[str, str, str, str], tuple[int, ValueRow]] = {}
     needs: list[tuple[int, NeededValue]] = []
     kept: dict[tuple[str, str, str, str, int], WriteRow] = {}
     replaced: dict[tuple[str, str, str, str, int], WriteRow] = {}
@@ -216,11 +222,9 @@ def assemble(items: Sequence[Item]) -> Batch:
         if isinstance(item, PutItem):
             checkpoints.append((number, item.row))
             for value in item.values:
-                same = values.setdefault(value[:4], [])
-                # An item that needs a stored value may be left out, and its values with it: then the same
-                # value must come with the next item that brings it. The insert keeps the first that stays.
-                if not same or cast("PutItem", items[same[-1][0]]).needs:
-                    same.append((number, value))
+                # The first may be left out for its needs; then so is the second, because ``take`` lets two of a
+                # thread into a batch only if the needs of both are the same.
+                values.setdefault(value[:4], (number, value))
             if item.needs:
                 needs += [(number, need) for need in item.needs]
         elif isinstance(item, WritesItem):
@@ -237,7 +241,7 @@ def assemble(items: Sequence[Item]) -> Batch:
     needs.sort(key=itemgetter(1))
     return Batch(
         checkpoints=checkpoints,
-        values=[entry for key in sorted(values) for entry in values[key]],
+        values=[values[key] for key in sorted(values)],
         needs=needs,
         writes_kept=[kept[key] for key in sorted(kept)],
         writes_replaced=[replaced[key] for key in sorted(replaced)],
@@ -589,6 +593,12 @@ class Coalescer:
             for number, item in enumerate(items)
             if isinstance(item, PutItem) and number not in result.missing_items
         ]
+        # Only all or none is known. A value that was there already may be another one under the same version.
+        values_are_new = result.new_values == sum(
+            number not in result.missing_items for number, _ in batch.values
+        )
+        for item in written:
+            item.values_are_new = values_are_new
         if result.new_checkpoints < len(written):
             for number, item in enumerate(written):
                 try:
@@ -615,6 +625,7 @@ class Coalescer:
         counters.batch_rows_max = max(counters.batch_rows_max, batch.rows)
         counters.checkpoints_written += len(written)
         counters.values_written += len(batch.values)
+        counters.edits_written += sum(value[4] is not None for _, value in batch.values)
         counters.writes_written += len(batch.writes_kept) + len(batch.writes_replaced)
         counters.written_bytes += sum(item.size_bytes for item in items)
         return again

@@ -19,6 +19,7 @@ from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
 from pgcairn.coalescer import Coalescer
+from pgcairn.codec.bases import Bases
 from pgcairn.codec.placement import Placements
 from pgcairn.connection import psycopg_driver
 from pgcairn.connection.pool import Pool, Session
@@ -164,11 +165,12 @@ class Engine:
         self.statements = statements_for(settings.schema)
         self.repository = Repository(self.statements)
         self.placements = Placements(settings.placement_cache_entries)
+        self.bases = Bases(settings.base_cache_bytes)
         self.is_ready = False
         ready_pool = _ReadyPool(self)
         self.coalescer = Coalescer(ready_pool, self.repository, settings, counters, group_commit=pipeline)
         self.reader = Reader(ready_pool, self.repository, settings, counters, group_reads=pipeline)
-        self.intake = Intake(self.coalescer, settings, counters, self.placements)
+        self.intake = Intake(self.coalescer, settings, counters, self.placements, self.bases)
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pool_open = _Shared(pool.open, "pgcairn-open")
         self._schema_check = _Shared(self._check_schema, "pgcairn-check")
@@ -248,7 +250,13 @@ class Engine:
 
     def stats(self) -> Stats:
         """What was done since the engine was made."""
-        return snapshot(self.counters, pool_size=self.pool.size, pool_idle=self.pool.idle)
+        return snapshot(
+            self.counters,
+            pool_size=self.pool.size,
+            pool_idle=self.pool.idle,
+            base_cache_bytes=self.bases.size_bytes,
+            base_cache_entries=len(self.bases),
+        )
 
     # --- event loops -------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -23,6 +23,7 @@ from langgraph.checkpoint.base import (
 )
 
 from pgcairn.coalescer import Coalescer, DeleteItem, PutItem, WritesItem
+from pgcairn.codec.bases import Bases, Lineage, can_be_base, new_epoch
 from pgcairn.codec.checkpoint import EncodedPut, encode_put, merge_put, refs_json
 from pgcairn.codec.compression import FrameError
 from pgcairn.codec.metadata import searchable
@@ -39,7 +40,7 @@ from pgcairn.keys import (
     thread_of,
 )
 from pgcairn.settings import Settings
-from pgcairn.storage.rows import ValueRow, WriteRow
+from pgcairn.storage.rows import NeededValue, ValueRow, WriteRow, chain_text
 from pgcairn.telemetry import Counters
 
 logger = logging.getLogger("pgcairn")
@@ -57,15 +58,22 @@ class Intake:
         settings: ``inline_max_bytes``, ``snapshot_warn_bytes``.
         counters: Sizes are counted.
         placements: What is known to be stored; noted here after each commit.
+        bases: What values can be stored as edits of; noted here after each commit.
     """
 
     def __init__(
-        self, coalescer: Coalescer, settings: Settings, counters: Counters, placements: Placements
+        self,
+        coalescer: Coalescer,
+        settings: Settings,
+        counters: Counters,
+        placements: Placements,
+        bases: Bases,
     ) -> None:
         self._coalescer = coalescer
         self._settings = settings
         self._counters = counters
         self._placements = placements
+        self._bases = bases
         self._warned_threads: set[str] = set()
 
     async def put(
@@ -122,13 +130,17 @@ class Intake:
                     check_key(
                         thread_id=thread_id, checkpoint_ns=checkpoint_ns, channel=channel, version=version
                     )
+            item.bases = self._bases_of(item, checkpoint)
         if encoded.size_bytes > self._counters.snapshot_bytes_max:
             self._counters.snapshot_bytes_max = encoded.size_bytes
         if 0 < self._settings.snapshot_warn_bytes < encoded.size_bytes:
             self._warn_of_size(thread_id, encoded.size_bytes)
         await self._submit(codec, item)
-        if encoded.refs is not None:
-            self._placements.remember(key, encoded.refs)
+        if item.encoded.refs is not None:
+            self._placements.remember(key, item.encoded.refs)
+        if item.values_are_new:
+            for channel, lineage in item.lineages.items():
+                self._bases.remember((*key, channel), lineage)
         return {
             "configurable": {
                 "thread_id": thread_id,
@@ -188,7 +200,22 @@ class Intake:
     async def delete_thread(self, thread_id: str) -> None:
         """Queue the deletion of a thread; return once it is committed."""
         check_key(thread_id=thread_id)
+        self._bases.forget_thread(thread_id)  # what is put from now on comes after the deletion
         await self._coalescer.submit(DeleteItem(thread_id=thread_id))
+
+    def _bases_of(self, item: _Put, checkpoint: Checkpoint) -> dict[str, Lineage | None]:
+        """What each large value may be stored as an edit of: what is known of the version before it, if anything is."""
+        if not self._settings.base_cache_bytes:
+            return {}
+        found: dict[str, Lineage | None] = {}
+        for channel, _, _, _ in item.encoded.large or ():
+            if can_be_base(checkpoint["channel_versions"].get(channel)):
+                lineage = found[channel] = self._bases.find((*item.row[:2], channel))
+                if lineage is None:
+                    self._counters.base_cache_misses += 1
+                else:
+                    self._counters.base_cache_hits += 1
+        return found
 
     def _submit(self, codec: Codec, item: _Put | _Writes) -> asyncio.Future[None]:
         """Give an item its place. Large payloads are framed afterwards, in a worker thread."""
@@ -235,28 +262,50 @@ class _Put(PutItem):
     Attributes:
         codec: The serializer of the saver that it came through.
         encoded: What it was serialized to.
+        bases: Channel → what its value may be an edit of, or ``None`` if it begins an epoch; no entry if it can be
+            nobody's base.
+        lineages: Channel → what to remember once it is committed.
         source: The arguments of ``encode_put`` after the codec, with no placements.
     """
 
     codec: Codec
     encoded: EncodedPut
+    bases: dict[str, Lineage | None] = field(default_factory=dict)
+    lineages: dict[str, Lineage] = field(default_factory=dict)
     source: tuple[int, None, Checkpoint, dict[str, Any], ChannelVersions, tuple[str, str]]
 
     def frame(self, *, in_thread: bool = False) -> None:
         codec, encoded, row = self.codec, self.encoded, self.row
         if encoded.large is not None:
             values: list[ValueRow] = []
+            needs: list[NeededValue] = []
             for channel, version, type_name, payload in encoded.large:
-                frame = codec.frame(payload, "$.channel_values.", channel, in_thread=in_thread)
+                chain = None
+                base = self.bases.get(channel)
+                lineage = None if base is None else base.extended(version, payload)
+                if lineage is not None:
+                    chain = chain_text(lineage.versions[1:])
+                    needs.append((row[0], row[1], channel, lineage.versions[1]))
+                    frame = codec.frame_edit(
+                        lineage, payload, "$.channel_values.", channel, in_thread=in_thread
+                    )
+                else:
+                    frame = codec.frame(payload, "$.channel_values.", channel, in_thread=in_thread)
+                if channel in self.bases:
+                    self.lineages[channel] = lineage or new_epoch(version, payload)
                 stored_type = codec.stored_type(type_name, frame)
-                values.append((row[0], row[1], channel, version, stored_type, frame))
+                values.append((row[0], row[1], channel, version, chain, stored_type, frame))
             self.values = values
+            if needs:
+                self.needs = [*self.needs, *needs]
         body = codec.frame(encoded.body, "$", in_thread=in_thread)
         self.row = (*row[:7], refs_json(encoded.refs), body)
 
     def encode_whole(self) -> None:
         self.encoded = encode_put(self.codec, *self.source)
         self.needs = ()
+        self.bases = dict.fromkeys(self.bases)
+        self.lineages = {}
         self.frame()
 
     def merge(self, stored_body: bytes, stored_refs: str | None) -> tuple[bytes, str | None]:

@@ -11,16 +11,18 @@ that had gathered when it left. A lone read leaves at once, as a statement of it
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import orjson
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
 from pgcairn.codec import body as body_codec
+from pgcairn.codec.bases import Bases, can_be_base
 from pgcairn.codec.compression import FrameError
 from pgcairn.codec.serde import Codec
 from pgcairn.connection.pool import Pool, Session, run_retried
@@ -238,8 +240,13 @@ class Reader:
 # --- from stored rows to LangGraph's tuple ------------------------------------------------------------
 
 
-def replay(codec: Codec, stored: StoredTuple) -> CheckpointTuple:
+def replay(codec: Codec, stored: StoredTuple, bases: Bases | None = None) -> CheckpointTuple:
     """Rebuild a checkpoint from what is stored.
+
+    Args:
+        codec: The serializer.
+        stored: The rows.
+        bases: Where to note what the next versions of its large values can be stored as edits of.
 
     Raises:
         StoredDataError: Something is missing or corrupt; the error names what and where.
@@ -258,7 +265,7 @@ def replay(codec: Codec, stored: StoredTuple) -> CheckpointTuple:
         except FrameError as error:
             raise _corrupt(stored, f"A channel value cannot be read: {error}.", channel=channel) from error
     if stored.refs is not None:
-        _load_referenced(codec, stored, values)
+        _load_referenced(codec, stored, values, bases)
     pending = [
         (task_id, channel, _load_frame(codec, stored, type_name, frame, channel))
         for task_id, channel, type_name, frame in zip(
@@ -281,26 +288,60 @@ def replay(codec: Codec, stored: StoredTuple) -> CheckpointTuple:
     )
 
 
-def _load_referenced(codec: Codec, stored: StoredTuple, values: dict[str, Any]) -> None:
-    for channel, type_name, frame in zip(
+def _load_referenced(codec: Codec, stored: StoredTuple, values: dict[str, Any], bases: Bases | None) -> None:
+    wanted = references(stored)
+    chains = _chains(stored)
+    for channel, rows in chains.items():
+        version = wanted[channel]
+        missing = next((row.version for row in rows if row.frame is None), None)
+        if missing is not None:
+            raise _corrupt(
+                stored,
+                f"Version {missing} of a value, on which this one rests, is missing.",
+                channel=channel,
+                version=version,
+            )
+        try:
+            payload, lineage = codec.unframe_chain(
+                [row.version for row in rows], [cast("bytes", row.frame) for row in rows]
+            )
+            values[channel] = codec.load(codec.plain_type(cast("str", rows[0].type)), payload)
+        except FrameError as error:
+            raise _corrupt(
+                stored, f"A stored value cannot be read: {error}.", channel=channel, version=version
+            ) from error
+        if bases is not None and can_be_base(version):
+            bases.remember((stored.thread_id, stored.checkpoint_ns, channel), lineage)
+    for channel, version in wanted.items():
+        if channel not in chains:
+            raise _corrupt(stored, "A channel value is missing.", channel=channel, version=version)
+
+
+class _ValueRow(NamedTuple):
+    place: int
+    version: str
+    type: str | None
+    frame: bytes | None
+
+
+def _chains(stored: StoredTuple) -> dict[str, list[_ValueRow]]:
+    """Channel → its value's row, then those that it rests on, nearest first."""
+    chains: dict[str, list[_ValueRow]] = {}
+    for channel, place, version, type_name, frame in zip(
         stored.value_channels or (),
+        stored.value_places or (),
+        stored.value_versions or (),
         stored.value_types or (),
         stored.value_frames or (),
         strict=True,
     ):
-        values[channel] = _load_frame(codec, stored, type_name, frame, channel)
-    wanted = references(stored)
-    if len(wanted) != len(stored.value_channels or ()):
-        for channel, version in wanted.items():
-            if channel not in (stored.value_channels or ()):
-                raise StoredDataError(
-                    "A channel value is missing.",
-                    thread_id=stored.thread_id,
-                    checkpoint_ns=stored.checkpoint_ns,
-                    checkpoint_id=stored.checkpoint_id,
-                    channel=channel,
-                    version=version,
-                )
+        chains.setdefault(channel, []).append(_ValueRow(place, version, type_name, frame))
+    for rows in chains.values():
+        rows.sort(key=_place)  # PostgreSQL promises no order here, though it keeps one
+    return chains
+
+
+_place = operator.attrgetter("place")
 
 
 def references(stored: StoredTuple) -> dict[str, str]:

@@ -93,7 +93,7 @@ class GraphState(BaseCheckpointSaver[str]):
         stored = await engine.reader.load(key)
         if stored is None:
             return None
-        found = replay(self._codec, stored)
+        found = replay(self._codec, stored, engine.bases)
         # Here and not in listings: those end with the oldest versions, and the next put needs the latest.
         if stored.refs is not None:
             engine.placements.remember((stored.thread_id, stored.checkpoint_ns), references(stored))

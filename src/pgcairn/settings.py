@@ -146,6 +146,13 @@ class Settings:
     large channel is not serialized again. Too low: one superfluous serialization per run. About 300 bytes
     each. Default 20,000 (guess)."""
 
+    base_cache_bytes: int = 128 * 1024 * 1024
+    """Memory for the latest versions of large channel values. A new version is stored as what differs from one of them,
+    so that a conversation that grows costs about what is added; of a value that is not remembered the next version is
+    stored whole. ``aget_tuple``, which opens every run, fills it, too. An entry takes about as much as the serialized
+    value, and none more than an eighth of this. Too low: threads that are worked on push each other out, and storage
+    grows (``base_cache_misses``). 0: every version is stored whole. Default 128 MiB (guess)."""
+
     # --- reading ---------------------------------------------------------------------------------
 
     page_rows: int = 100
@@ -220,6 +227,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("compress_in_thread_min_bytes", 0, 1024**3),
     ("max_value_bytes", 1024, 1024**3),
     ("placement_cache_entries", 1, 100_000_000),
+    ("base_cache_bytes", 0, 1024**4),
     ("page_rows", 1, 100_000),
     ("page_bytes", 1024, 1024**3),
     ("read_batch_rows", 1, 10_000),

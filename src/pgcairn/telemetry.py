@@ -45,6 +45,9 @@ class Counters:
     checkpoints_written: int = 0
     writes_written: int = 0
     values_written: int = 0
+    edits_written: int = 0
+    base_cache_hits: int = 0
+    base_cache_misses: int = 0
     written_bytes: int = 0
     batches: int = 0
     batch_rows_total: int = 0
@@ -71,7 +74,8 @@ class Counters:
 class Stats:
     """What a saver did since it was made, and how it is now. Read it as often as you like: it is a copy.
 
-    Counters only grow: ``*_total`` and plain counts. Instant values: ``backlog_*``, ``pool_*``.
+    Counters only grow: ``*_total`` and plain counts. Instant values: ``backlog_*``, ``pool_*``,
+    ``base_cache_bytes``, ``base_cache_entries``.
     Latencies are seconds over the last 2,048 operations of that kind, from the call to its answer.
     """
 
@@ -89,6 +93,16 @@ class Stats:
     """Pending writes (rows) acknowledged as committed."""
     values_written: int
     """Large channel values (rows) acknowledged as committed."""
+    edits_written: int
+    """Those of them that were stored as edits of an earlier version."""
+    base_cache_hits: int
+    """Large values for which an earlier version was remembered when they came."""
+    base_cache_misses: int
+    """Large values for which none was; they are stored whole."""
+    base_cache_bytes: int
+    """Memory of the remembered versions right now, roughly."""
+    base_cache_entries: int
+    """Values of which a version is remembered right now."""
     written_bytes: int
     """Serialized payload acknowledged as committed, before compression."""
     batches: int
@@ -137,8 +151,10 @@ class Stats:
     """Sessions of the pool that nobody uses right now."""
 
 
-def snapshot(counters: Counters, *, pool_size: int, pool_idle: int) -> Stats:
-    """Freeze the counters together with the pool's instant values."""
+def snapshot(
+    counters: Counters, *, pool_size: int, pool_idle: int, base_cache_bytes: int, base_cache_entries: int
+) -> Stats:
+    """Freeze the counters together with the instant values of pool and cache."""
     write_p50, write_p95, write_p99 = counters.write_latency.percentiles(0.5, 0.95, 0.99)
     read_p50, read_p95, read_p99 = counters.read_latency.percentiles(0.5, 0.95, 0.99)
     return Stats(
@@ -149,6 +165,11 @@ def snapshot(counters: Counters, *, pool_size: int, pool_idle: int) -> Stats:
         checkpoints_written=counters.checkpoints_written,
         writes_written=counters.writes_written,
         values_written=counters.values_written,
+        edits_written=counters.edits_written,
+        base_cache_hits=counters.base_cache_hits,
+        base_cache_misses=counters.base_cache_misses,
+        base_cache_bytes=base_cache_bytes,
+        base_cache_entries=base_cache_entries,
         written_bytes=counters.written_bytes,
         batches=counters.batches,
         batch_rows_mean=counters.batch_rows_total / counters.batches if counters.batches else 0.0,

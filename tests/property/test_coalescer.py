@@ -73,7 +73,7 @@ class _Put(PutItem):
 
     def encode_whole(self) -> None:
         # What was needed is brought along now.
-        self.values = (*self.values, *((*need, "t", b"whole") for need in self.needs))
+        self.values = (*self.values, *((*need, None, "t", b"whole") for need in self.needs))
         self.needs = ()
 
     def merge(self, stored_body: bytes, stored_refs: str | None) -> tuple[bytes, str | None]:
@@ -194,9 +194,10 @@ class _Tables:
         missing = frozenset(number for number, need in batch.needs if need not in self.values)
         effect = _Effect()
         self.broken += [f"{row[:3]} has no bytes" for _, row in batch.checkpoints if not row[8]]
+        known = len(self.values)
         for number, value in batch.values:
             if number not in missing:
-                self.values.setdefault(value[:4], value[5])
+                self.values.setdefault(value[:4], value[6])
         new = 0
         for number, row in batch.checkpoints:
             if number not in missing and row[:3] not in self.checkpoints:
@@ -211,7 +212,7 @@ class _Tables:
             effect.writes.add(int(write[8]))
         self.effects.append(effect)
         self._after(outcome)
-        return BatchResult(new, missing)
+        return BatchResult(new, len(self.values) - known, missing)
 
     async def replace_checkpoint(self, session: Session, row: CheckpointRow, merge: Merge) -> bool:
         outcome = await self._before()
@@ -482,9 +483,9 @@ def _item(number: int, kind: str, arguments: Any) -> _Any:
             size_bytes=10,
             ready=ready,
             row=(thread_id, "", checkpoint_id, None, None, langgraph_v, "{}", json.dumps(refs), b""),
-            values=[(*key, "t", str(number).encode()) for key in values],
+            values=[(*key, None, "t", str(number).encode()) for key in values],
             needs=needs,
-            whole=tuple((*need, "t", b"whole") for need in needs),
+            whole=tuple((*need, None, "t", b"whole") for need in needs),
         )
     _, _, idxs, replace, channel, ready = arguments
     frame = str(number).encode()

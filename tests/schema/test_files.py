@@ -40,6 +40,7 @@ _FRAGMENTS = {
     "unless_missing",
     "count_checkpoints",
     "count_none",
+    "count_values",
     "list_missing",
     "list_none",
     "order_newest",

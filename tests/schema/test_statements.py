@@ -93,7 +93,9 @@ _ROW = ("1", "", "00000005", None, None, 4, "{}", None, b"b")
 
 _ARGUMENTS: dict[str, tuple[object, ...]] = {
     "insert_checkpoint": _ROW,
+    "insert_checkpoint_on_base": (*_ROW, "x", "1"),
     "insert_checkpoint_and_value": (*_ROW, "x", "1", "t", b"f"),
+    "insert_checkpoint_and_edit": (*_ROW, "x", "2", '{"1"}', "t", b"f", "1"),
     "insert_write": ("1", "", "00000005", "task", 0, "", "x", "t", b"f"),
     "lock_checkpoint": ("1", "", "00000005"),
     "replace_checkpoint": ("1", "", "00000005", None, 4, "{}", None, b"b"),
@@ -105,7 +107,7 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
     "page_of_thread": ("1", None, None, "{}", None, None, 10),
     "batch": (
         *([*range(_N)], _MANY, _NS, ["x"] * _N, ["1"] * _N),
-        *([*range(_N)], _MANY, _NS, ["x"] * _N, ["1"] * _N, ["t"] * _N, _BYTES),
+        *([*range(_N)], _MANY, _NS, ["x"] * _N, ["1"] * _N, [None] * _N, ["t"] * _N, _BYTES),
         *(
             [*range(_N)],
             _MANY,

@@ -111,7 +111,7 @@ def test_a_frame_without_its_size_is_refused() -> None:
         Framer(Settings()).decode(b"\x01" + body)
 
 
-@pytest.mark.parametrize("kind", [3, 4, 0x7F, 0xFF])
+@pytest.mark.parametrize("kind", [4, 5, 0x7F, 0xFF])
 def test_an_unknown_kind_is_named(kind: int) -> None:
     with pytest.raises(FrameError, match=f"0x{kind:02x}"):
         Framer(Settings()).decode(bytes((kind,)) + b"rest")

@@ -35,14 +35,16 @@ def test_statistics_are_a_copy_of_every_counter() -> None:
         setattr(counters, name, number)
     counters.write_latency.observe(0.25)
     counters.read_latency.observe(0.5)
-    stats = snapshot(counters, pool_size=5, pool_idle=4)
+    stats = snapshot(counters, pool_size=5, pool_idle=4, base_cache_bytes=3, base_cache_entries=2)
     for number, name in enumerate(plain, 1):
         if name != "batch_rows_total":
             assert getattr(stats, name) == number
     assert stats.batch_rows_mean == counters.batch_rows_total / counters.batches
     assert (stats.write_p50_seconds, stats.write_p99_seconds, stats.read_p95_seconds) == (0.25, 0.25, 0.5)
     assert (stats.pool_size, stats.pool_idle) == (5, 4)
-    assert snapshot(Counters(), pool_size=0, pool_idle=0).batch_rows_mean == 0.0
+    assert (stats.base_cache_bytes, stats.base_cache_entries) == (3, 2)
+    nothing = snapshot(Counters(), pool_size=0, pool_idle=0, base_cache_bytes=0, base_cache_entries=0)
+    assert nothing.batch_rows_mean == 0.0
     assert dataclasses.fields(Stats)
     counters.reads = 99
     assert stats.reads != 99

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.types import SendProtocol
 
+from pgcairn.codec.bases import Lineage
 from pgcairn.codec.compression import Cipher, FrameError, Framer
 from pgcairn.errors import SerializationError
 from pgcairn.settings import Settings
@@ -83,11 +84,20 @@ class Codec:
         try:
             return self._framer.encode(payload, in_thread=in_thread)
         except FrameError as error:
-            raise SerializationError(
-                f"The value at {path}{name} is too large: {error}.",
-                path=path + name,
-                hint="Keep large objects in an object store and their address in the state, or raise max_value_bytes.",
-            ) from error
+            raise _too_large(path + name, error) from error
+
+    def frame_edit(
+        self, lineage: Lineage, payload: bytes, path: str, name: str = "", *, in_thread: bool = False
+    ) -> bytes:
+        """Frame a payload as the newest edit of its lineage; otherwise as ``frame``.
+
+        Raises:
+            SerializationError: The payload is larger than ``max_value_bytes``.
+        """
+        try:
+            return self._framer.encode_edit(lineage, payload, in_thread=in_thread)
+        except FrameError as error:
+            raise _too_large(path + name, error) from error
 
     def unframe(self, frame: bytes) -> bytes:
         """Open a frame.
@@ -96,6 +106,14 @@ class Codec:
             FrameError: It is corrupt, too large, or not encrypted where it should be.
         """
         return self._framer.decode(frame)
+
+    def unframe_chain(self, versions: Sequence[str], frames: Sequence[bytes]) -> tuple[bytes, Lineage]:
+        """Open the frame of a value and those that it rests on; see ``Framer.decode_chain``.
+
+        Raises:
+            FrameError: One is corrupt, too large, not encrypted where it should be, or not the base of the next.
+        """
+        return self._framer.decode_chain(versions, frames)
 
     def stored_type(self, type_name: str, frame: bytes) -> str:
         """The type tag to store beside a frame: with an encrypting serializer it ends in the cipher's name."""
@@ -130,6 +148,14 @@ class Codec:
                 except Exception as child_error:
                     return self._find_leaf(child, child_path, child_error, depth + 1)
         return path, value, error
+
+
+def _too_large(path: str, error: FrameError) -> SerializationError:
+    return SerializationError(
+        f"The value at {path} is too large: {error}.",
+        path=path,
+        hint="Keep large objects in an object store and their address in the state, or raise max_value_bytes.",
+    )
 
 
 def _children(value: object, path: str) -> Iterator[tuple[str, object]]:

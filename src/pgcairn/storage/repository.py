@@ -17,11 +17,11 @@ from pgcairn.storage.statements import BatchShape, Statements
 
 @dataclass(slots=True)
 class Batch:
-    """Rows that go in one transaction. No key appears twice in any list but ``values``.
+    """Rows that go in one transaction. No key appears twice in any list.
 
     Attributes:
         checkpoints: By item number, which ``BatchResult`` refers to.
-        values: Of two with one key the first is stored whose item is not left out.
+        values: By item number, too.
         writes_kept: Ordinary writes: a stored row wins.
         writes_replaced: Special writes: the new value wins.
     """
@@ -39,12 +39,16 @@ class Batch:
 
     @property
     def is_single(self) -> bool:
-        """Whether a statement without arrays can write it: one checkpoint with at most one value, or one write."""
-        if self.needs or self.writes_replaced:
+        """Whether a statement without arrays can write it: one write, or one checkpoint with at most one value that
+        is at most an edit of one other."""
+        if self.writes_replaced or len(self.values) > 1 or len(self.needs) > 1:
             return False
-        if self.checkpoints:
-            return len(self.checkpoints) == 1 and len(self.values) <= 1 and not self.writes_kept
-        return len(self.writes_kept) == 1
+        if not self.checkpoints:
+            return len(self.writes_kept) == 1
+        if len(self.checkpoints) != 1 or self.writes_kept:
+            return False
+        # A chain needs its base, and nothing else does.
+        return not self.values or (self.values[0][1][4] is not None) == bool(self.needs)
 
 
 class BatchResult(NamedTuple):
@@ -52,10 +56,12 @@ class BatchResult(NamedTuple):
 
     Attributes:
         new_checkpoints: How many of its checkpoints did not exist before.
+        new_values: How many of its values did not exist before.
         missing_items: Numbers of the items that were left out whole because a value they need is gone.
     """
 
     new_checkpoints: int
+    new_values: int
     missing_items: frozenset[int]
 
 
@@ -66,7 +72,11 @@ _NOTHING_MISSING: frozenset[int] = frozenset()
 
 
 class StoredTuple(NamedTuple):
-    """A checkpoint as it is stored, with its values and writes; arrays are ``None`` when empty."""
+    """A checkpoint as it is stored, with its values and writes; arrays are ``None`` when empty.
+
+    A value at place 0 is the checkpoint's own; at places 1, 2, … come those that it is rebuilt from, nearest first,
+    with neither type nor frame if they are missing.
+    """
 
     thread_id: str
     checkpoint_ns: str
@@ -75,9 +85,10 @@ class StoredTuple(NamedTuple):
     body: bytes
     refs: str | None
     value_channels: Sequence[str] | None
+    value_places: Sequence[int] | None
     value_versions: Sequence[str] | None
-    value_types: Sequence[str] | None
-    value_frames: Sequence[bytes] | None
+    value_types: Sequence[str | None] | None
+    value_frames: Sequence[bytes | None] | None
     write_task_ids: Sequence[str] | None
     write_channels: Sequence[str] | None
     write_types: Sequence[str] | None
@@ -93,6 +104,7 @@ class StoredTuple(NamedTuple):
             for frames in (self.value_frames, self.write_frames, self.send_frames)
             if frames
             for frame in frames
+            if frame is not None
         )
 
 
@@ -137,21 +149,32 @@ class Repository:
         for writes in (batch.writes_kept, batch.writes_replaced):
             if writes:
                 params += zip(*writes, strict=True)
-        [(new_checkpoints, missing)] = await session.fetch(self._statements.batch(shape), params)
-        return BatchResult(new_checkpoints, frozenset(missing) if missing else _NOTHING_MISSING)
+        [(new_checkpoints, new_values, missing)] = await session.fetch(self._statements.batch(shape), params)
+        return BatchResult(new_checkpoints, new_values, frozenset(missing) if missing else _NOTHING_MISSING)
 
     async def _insert_single(self, session: Session, batch: Batch) -> BatchResult:
         if batch.writes_kept:
             await session.execute(self._statements.insert_write, batch.writes_kept[0])
-            return BatchResult(0, _NOTHING_MISSING)
-        row = batch.checkpoints[0][1]
+            return BatchResult(0, 0, _NOTHING_MISSING)
+        number, row = batch.checkpoints[0]
         statements = self._statements
-        if batch.values:
-            value = batch.values[0][1]
-            inserted = await session.execute(statements.insert_checkpoint_and_value, (*row, *value[2:]))
+        if not batch.values and not batch.needs:
+            return BatchResult(await session.execute(statements.insert_checkpoint, row), 0, _NOTHING_MISSING)
+        params: tuple[object, ...]
+        if not batch.values:
+            query = statements.insert_checkpoint_on_base
+            params = (*row, *batch.needs[0][1][2:])
+        elif not batch.needs:
+            _, _, channel, version, _, type_name, frame = batch.values[0][1]
+            query = statements.insert_checkpoint_and_value
+            params = (*row, channel, version, type_name, frame)
         else:
-            inserted = await session.execute(statements.insert_checkpoint, row)
-        return BatchResult(inserted, _NOTHING_MISSING)
+            query = statements.insert_checkpoint_and_edit
+            params = (*row, *batch.values[0][1][2:], batch.needs[0][1][3])
+        [(new_checkpoints, new_values, is_there)] = await session.fetch(query, params)
+        return BatchResult(
+            new_checkpoints, new_values, _NOTHING_MISSING if is_there else frozenset((number,))
+        )
 
     async def replace_checkpoint(
         self,

@@ -6,13 +6,15 @@ aliases say what is in them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 CheckpointRow = tuple[str, str, str, "str | None", "str | None", int, str, "str | None", bytes]
 """Thread, namespace, checkpoint, parent, run, LangGraph format, searchable metadata, references, body.
 The first three are the key."""
 
-ValueRow = tuple[str, str, str, str, str, bytes]
-"""A large channel value: thread, namespace, channel, version, type, frame. The first four are the key.
-A stored row is never replaced."""
+ValueRow = tuple[str, str, str, str, "str | None", str, bytes]
+"""A large channel value: thread, namespace, channel, version, chain (see ``chain_text``), type, frame. The first four
+are the key. A stored row is never replaced."""
 
 NeededValue = tuple[str, str, str, str]
 """A value row that must still be there at commit: thread, namespace, channel, version."""
@@ -20,3 +22,9 @@ NeededValue = tuple[str, str, str, str]
 WriteRow = tuple[str, str, str, str, int, str, str, str, bytes]
 """A pending write: thread, namespace, checkpoint, task, index, task path, channel, type, frame.
 The first five are the key; a special write that is replaced keeps its path."""
+
+
+def chain_text(versions: Sequence[str]) -> str:
+    """Versions as PostgreSQL writes an array, because an array parameter cannot hold arrays of different lengths."""
+    quoted = (version.replace("\\", "\\\\").replace('"', '\\"') for version in versions)
+    return '{"' + '","'.join(quoted) + '"}'

@@ -74,7 +74,9 @@ class Statements:
         self._prefix = self._name + "."
         self._batches: dict[BatchShape, Query] = {}
         self.insert_checkpoint = self._single("insert_checkpoint")
+        self.insert_checkpoint_on_base = self._single("insert_checkpoint_on_base")
         self.insert_checkpoint_and_value = self._single("insert_checkpoint_and_value")
+        self.insert_checkpoint_and_edit = self._single("insert_checkpoint_and_edit")
         self.insert_write = self._single("insert_write")
         self.lock_checkpoint = self._single("lock_checkpoint")
         self.replace_checkpoint = self._single("replace_checkpoint")
@@ -154,6 +156,7 @@ class Statements:
                 "/* count checkpoints */",
                 texts["count_checkpoints"] if shape.checkpoints else texts["count_none"],
             )
+            .replace("/* count values */", texts["count_values"] if shape.values else texts["count_none"])
             .replace("/* list missing */", texts["list_missing"] if shape.needs else texts["list_none"])
         )
         text = ("WITH " + ",\n".join(parts) + "\n" + result).replace("/* unless missing */", unless_missing)
