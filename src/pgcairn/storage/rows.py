@@ -26,5 +26,7 @@ The first five are the key; a special write that is replaced keeps its path."""
 
 def chain_text(versions: Sequence[str]) -> str:
     """Versions as PostgreSQL writes an array, because an array parameter cannot hold arrays of different lengths."""
-    quoted = (version.replace("\\", "\\\\").replace('"', '\\"') for version in versions)
-    return '{"' + '","'.join(quoted) + '"}'
+    joined = '","'.join(versions)
+    if "\\" in joined or joined.count('"') > 2 * len(versions) - 2:
+        joined = '","'.join(version.replace("\\", "\\\\").replace('"', '\\"') for version in versions)
+    return f'{{"{joined}"}}'
