@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -588,17 +588,15 @@ class Coalescer:
                 continue
             counters.items_reencoded += 1
             again.append(item)
-        written = [
-            item
-            for number, item in enumerate(items)
-            if isinstance(item, PutItem) and number not in result.missing_items
-        ]
-        # Only all or none is known. A value that was there already may be another one under the same version.
-        values_are_new = result.new_values == sum(
-            number not in result.missing_items for number, _ in batch.values
-        )
-        for item in written:
-            item.values_are_new = values_are_new
+        # Only all or none is known of a batch. A value that was there already may be another one under the same version,
+        # and so may one of two that came with this batch.
+        sent = Counter(number for number, _ in batch.values if number not in result.missing_items)
+        all_are_new = result.new_values == sent.total()
+        written: list[PutItem] = []
+        for number, item in enumerate(items):
+            if isinstance(item, PutItem) and number not in result.missing_items:
+                item.values_are_new = all_are_new and sent[number] == len(item.values)
+                written.append(item)
         if result.new_checkpoints < len(written):
             for number, item in enumerate(written):
                 try:
