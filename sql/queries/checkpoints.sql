@@ -155,8 +155,9 @@ ORDER BY c.checkpoint_id DESC, c.thread_id, c.checkpoint_ns
 
 -- name: lock_checkpoint :one
 -- The body and the references of a checkpoint that is about to be replaced. $1 thread, $2 namespace, $3 checkpoint.
+-- A client that falls silent after this must not keep the lock: its transaction ends after 5 s of silence.
 -- Index: checkpoints_pkey. Locks: the row, until commit.
-SELECT p.body, p.refs::text
+SELECT p.body, p.refs::text, set_config('idle_in_transaction_session_timeout', '5s', true)
 FROM /* schema */checkpoints AS p
 WHERE p.thread_id = $1::text AND p.checkpoint_ns = $2::text AND p.checkpoint_id = $3::text
 FOR UPDATE

@@ -4,8 +4,9 @@
 -- Waits for whoever is about to refer to a value of these threads, and keeps others from it. $1 threads.
 -- Must be a statement of its own before delete_threads: one statement would decide on a snapshot from before the
 -- wait, and leave a checkpoint that refers to a value that it deletes.
+-- A client that falls silent after this must not keep the locks: its transaction ends after 5 s of silence.
 -- Index: channel_values_pkey, by its first column. Locks: FOR UPDATE on the values, until commit.
-SELECT count(*)
+SELECT count(*), set_config('idle_in_transaction_session_timeout', '5s', true)
 FROM (
     SELECT
     FROM /* schema */channel_values

@@ -70,8 +70,7 @@ class Settings:
 
     max_lifetime_seconds: float = 1800.0
     """A session is replaced after this age (jittered, so that they do not expire together). Bounds
-    server-side memory growth and follows DNS after a failover. psycopg only: asyncpg's pool has no such
-    limit and replaces a session after 50,000 statements instead (its ``max_queries``). Default 1800."""
+    server-side memory growth and follows DNS after a failover. Default 1800."""
 
     acquire_timeout_seconds: float = 30.0
     """How long a call waits for a free session before ``UnavailableError``. Default 30."""
@@ -79,6 +78,19 @@ class Settings:
     connect_timeout_seconds: float = 10.0
     """How long one attempt to connect to one host may take. With psycopg whole seconds, at least 2
     (libpq's ``connect_timeout``). Default 10."""
+
+    statement_timeout_seconds: float = 15.0
+    """How long a statement may go unanswered, whatever the reason: a lock, a slow disk, a peer that is silent. Then it is
+    cancelled, its session is dropped, and it is repeated until ``retry_deadline_seconds``. Counted by the client, so it also
+    works behind poolers, and where the server cannot count because it is gone. A statement that copies a whole
+    thread gets ten times as long. Too low: large batches over slow links are repeated in vain. Too high: calls
+    hang on a dead connection for as long. Default 15 (guess: two attempts before the deadline)."""
+
+    check_after_idle_seconds: float = 10.0
+    """A session that nobody used for this long is asked whether it still works before it is lent (one round trip; no
+    answer within 2 s counts as no). Too low: a round trip more for every call after a pause. Too high: the first call
+    after a pause may meet a connection that a firewall has dropped, and waits ``statement_timeout_seconds`` for
+    it. Default 10 (guess)."""
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -212,6 +224,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_lifetime_seconds", 1, 30 * _DAY_SECONDS),
     ("acquire_timeout_seconds", 0.001, _DAY_SECONDS),
     ("connect_timeout_seconds", 0.001, _DAY_SECONDS),
+    ("statement_timeout_seconds", 0.001, _DAY_SECONDS),
+    ("check_after_idle_seconds", 0, _DAY_SECONDS),
     ("lanes", 1, 1024),
     ("max_batch_rows", 1, 1_000_000),
     ("max_batch_bytes", 1024, 1024**3),

@@ -11,6 +11,7 @@ import pytest
 from pgcairn.connection.asyncpg_driver import AsyncpgSession
 from pgcairn.connection.pool import Query
 from pgcairn.errors import OutcomeUnknown
+from pgcairn.settings import Settings
 from pgcairn.telemetry import Counters
 from tests.support.savers import LARGE_TEXT, checkpoint, checkpoint_id, config, get, listed, put, saver_on
 from tests.support.server import arun_sql
@@ -68,7 +69,7 @@ async def test_no_caller_sees_an_error_and_nothing_is_lost(dsn: str, schema: str
 
 async def test_asyncpg_confused_by_a_farewell_is_a_lost_session() -> None:
     class Connection:
-        async def fetch(self, *_: Any) -> None:
+        async def fetch(self, *_: Any, **__: Any) -> None:
             raise asyncpg.InternalClientError(
                 "cannot switch to state 12; another operation (2) is in progress"
             )
@@ -76,7 +77,7 @@ async def test_asyncpg_confused_by_a_farewell_is_a_lost_session() -> None:
         def is_closed(self) -> bool:
             return False
 
-    session = AsyncpgSession(Connection(), Counters())
+    session = AsyncpgSession(Connection(), Settings(), Counters())
     with pytest.raises(OutcomeUnknown, match="another operation"):
         await session.fetch(Query("test", "SELECT 1", ()), ())
     assert session.lost

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from pgcairn.connection import pool as module
-from pgcairn.connection.pool import Pool, Session, error_for, run_retried, session_is_lost
+from pgcairn.connection.pool import Pool, Session, TimeLimit, error_for, run_retried, session_is_lost
 from pgcairn.errors import (
     ClosedError,
     DatabaseError,
@@ -191,3 +191,36 @@ def test_no_sqlstate_loses_no_session() -> None:
 
 def test_too_many_connections_says_which_knob() -> None:
     assert "max_size" in error_for("53300", "x").hint
+
+
+# --- limits -----------------------------------------------------------------------------------------
+
+
+async def test_a_limit_that_is_not_reached_is_not_noticed() -> None:
+    async with TimeLimit(60):
+        pass
+    with pytest.raises(ValueError, match="mine"):
+        async with TimeLimit(60):
+            raise ValueError("mine")
+
+
+async def test_what_takes_too_long_is_ended() -> None:
+    with pytest.raises(asyncio.TimeoutError, match=r"no answer within 0\.001 s"):
+        async with TimeLimit(0.001):
+            await asyncio.Event().wait()
+    await asyncio.wait_for(asyncio.sleep(0), 1)  # the task can go on waiting for others
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    entered = asyncio.Event()
+
+    async def work() -> None:
+        async with TimeLimit(60):
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -8,16 +8,33 @@ Errors are mapped by SQLSTATE here and nowhere else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import logging
+import math
+import random
+import socket
+import time
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import asyncpg
 from psycopg.conninfo import conninfo_to_dict
 
-from pgcairn.connection.pool import Query, Row, Session, error_for, session_is_lost
+from pgcairn.connection.pool import (
+    PING,
+    PING_SECONDS,
+    Query,
+    Row,
+    Session,
+    TimeLimit,
+    error_for,
+    session_is_lost,
+)
 from pgcairn.errors import (
     ClosedError,
     OutcomeUnknown,
@@ -27,6 +44,8 @@ from pgcairn.errors import (
 )
 from pgcairn.settings import Settings
 from pgcairn.telemetry import Counters
+
+logger = logging.getLogger("pgcairn")
 
 # asyncpg's own default; the library has fewer statements than that.
 _STATEMENT_CACHE_SIZE = 100
@@ -50,7 +69,8 @@ def _translate(error: Exception) -> PgcairnError | None:
         return RejectedError(f"asyncpg: {error}", sqlstate="22000")
     elif not isinstance(error, _LOST):
         return None
-    return OutcomeUnknown(f"The connection to PostgreSQL was lost: {str(error) or type(error).__name__}")
+    reason = str(error) or ("no answer" if isinstance(error, asyncio.TimeoutError) else type(error).__name__)
+    return OutcomeUnknown(f"The connection to PostgreSQL was lost: {reason}")
 
 
 def _unreachable(error: Exception) -> UnavailableError | None:
@@ -71,11 +91,12 @@ def _is_closed(connection: Any) -> bool:
 class AsyncpgSession:
     """One asyncpg connection, seen through the seam."""
 
-    __slots__ = ("_connection", "_counters", "lost")
+    __slots__ = ("_connection", "_counters", "_timeout_seconds", "lost")
 
-    def __init__(self, connection: Any, counters: Counters) -> None:
+    def __init__(self, connection: Any, settings: Settings, counters: Counters) -> None:
         self._connection = connection
         self._counters = counters
+        self._timeout_seconds = settings.statement_timeout_seconds
         self.lost = False
 
     async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
@@ -83,7 +104,9 @@ class AsyncpgSession:
         self._counters.statements += 1
         self._counters.round_trips += 1
         try:
-            rows: Sequence[Row] = await self._connection.fetch(query.text, *params)
+            rows: Sequence[Row] = await self._connection.fetch(
+                query.text, *params, timeout=self._timeout_seconds * query.patience
+            )
         except Exception as error:
             if (mapped := self._failed(error)) is None:
                 raise
@@ -95,12 +118,27 @@ class AsyncpgSession:
         self._counters.statements += 1
         self._counters.round_trips += 1
         try:
-            status: str = await self._connection.execute(query.text, *params)
+            status: str = await self._connection.execute(
+                query.text, *params, timeout=self._timeout_seconds * query.patience
+            )
         except Exception as error:
             if (mapped := self._failed(error)) is None:
                 raise
             raise mapped from error
         return int(status.rpartition(" ")[2])  # INSERT 0 1, UPDATE 1
+
+    async def works(self) -> bool:
+        """Ask the server for an answer."""
+        self._counters.statements += 1
+        self._counters.round_trips += 1
+        try:
+            await self._connection.fetch(PING.text, timeout=PING_SECONDS)
+        except Exception as error:
+            if self._failed(error) is None:
+                raise
+            self.lost = True
+            return False
+        return True
 
     async def script(self, text: str) -> None:
         """See ``Session.script``."""
@@ -120,8 +158,20 @@ class AsyncpgSession:
         self._counters.round_trips += 2
         try:
             begins = read_committed and not self._connection.is_in_transaction()
-            async with self._connection.transaction(isolation="read_committed" if begins else None):
+            block = self._connection.transaction(isolation="read_committed" if begins else None)
+            async with TimeLimit(self._timeout_seconds):
+                await block.start()
+            try:
                 yield
+            except BaseException:
+                if self.lost:
+                    self._connection.terminate()  # which ends the transaction; there is no answer to wait for
+                else:
+                    async with TimeLimit(self._timeout_seconds):
+                        await block.rollback()
+                raise
+            async with TimeLimit(self._timeout_seconds):
+                await block.commit()
         except PgcairnError:
             raise
         except Exception as error:
@@ -132,11 +182,28 @@ class AsyncpgSession:
     def _failed(self, error: Exception) -> PgcairnError | None:
         if (
             _is_closed(self._connection)
-            or isinstance(error, asyncpg.InternalClientError)
+            # Whatever comes after an answer that did not come in time is not to be trusted.
+            or isinstance(error, asyncpg.InternalClientError | asyncio.TimeoutError)
             or session_is_lost(getattr(error, "sqlstate", None))
         ):
             self.lost = True
         return _translate(error)
+
+
+@dataclass(slots=True)
+class _Ages:
+    """When a connection was last given back, and when it is to be replaced."""
+
+    used_at: float = field(default_factory=time.monotonic)
+    replace_at: float = math.inf
+
+
+_ages: weakref.WeakKeyDictionary[Any, _Ages] = weakref.WeakKeyDictionary()
+
+
+def _of(connection: Any) -> Any:
+    """The connection behind the stand-in that asyncpg's pool lends."""
+    return getattr(connection, "_con", None) or connection
 
 
 class AsyncpgPool:
@@ -181,8 +248,33 @@ class AsyncpgPool:
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Session]:
         """See ``Pool.acquire``."""
+        while True:
+            connection = await self._take()
+            session = AsyncpgSession(connection, self._settings, self._counters)
+            ages = _ages.get(_of(connection))
+            try:
+                if self._owned and ages is not None and time.monotonic() > ages.replace_at:
+                    session.lost = True
+                elif (
+                    ages is None or time.monotonic() - ages.used_at <= self._settings.check_after_idle_seconds
+                ) or await session.works():
+                    break
+                else:
+                    self._counters.sessions_lost += 1
+                    logger.info("a session had died while it was idle; taking another one")
+            except BaseException:
+                session.lost = True
+                await self._give_back(connection, session)
+                raise
+            await self._give_back(connection, session)
         try:
-            connection = await self._pool.acquire(timeout=self._settings.acquire_timeout_seconds)
+            yield session
+        finally:
+            await self._give_back(connection, session)
+
+    async def _take(self) -> Any:
+        try:
+            return await self._pool.acquire(timeout=self._settings.acquire_timeout_seconds)
         except asyncio.TimeoutError as error:
             raise UnavailableError(
                 f"No session could be had within {self._settings.acquire_timeout_seconds} s."
@@ -197,13 +289,15 @@ class AsyncpgPool:
             if (mapped := _unreachable(error)) is None:
                 raise
             raise mapped from error
-        session = AsyncpgSession(connection, self._counters)
-        try:
-            yield session
-        finally:
-            if session.lost and not _is_closed(connection):
+
+    async def _give_back(self, connection: Any, session: AsyncpgSession) -> None:
+        if not _is_closed(connection):
+            if session.lost:
                 connection.terminate()
-            await self._pool.release(connection, timeout=_RELEASE_TIMEOUT_SECONDS)
+            else:
+                ages = _ages.setdefault(_of(connection), _Ages())
+                ages.used_at = time.monotonic()
+        await self._pool.release(connection, timeout=_RELEASE_TIMEOUT_SECONDS)
 
     @property
     def size(self) -> int:
@@ -221,6 +315,27 @@ class AsyncpgPool:
         return int(self._pool.get_max_size())
 
 
+def _keep_alive(connection: Any) -> None:
+    """Have the system notice a peer that vanished without a word, as libpq does for psycopg."""
+    transport = getattr(_of(connection), "_transport", None)
+    found = None if transport is None else transport.get_extra_info("socket")
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    options = [(socket.SOL_SOCKET, "SO_KEEPALIVE", 1)] + [
+        (socket.IPPROTO_TCP, name, value)
+        for name, value in (
+            ("TCP_KEEPIDLE", 10),
+            ("TCP_KEEPINTVL", 5),
+            ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", 30_000),
+        )
+    ]
+    for level, name, value in options:
+        if hasattr(socket, name):  # not all systems have all
+            with contextlib.suppress(OSError):
+                found.setsockopt(level, getattr(socket, name), value)
+
+
 async def _keep(connection: Any) -> None:
     """Take the place of asyncpg's reset query: pgcairn leaves no state in a session, and it costs a round trip."""
 
@@ -230,13 +345,16 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Async
 
     Args:
         conn_string: A libpq connection URI or ``key=value`` string; several hosts are allowed.
-        settings: ``min_size`` … ``connect_timeout_seconds`` and ``password`` apply, but for
-            ``max_lifetime_seconds``, which asyncpg's pool does not know.
+        settings: ``min_size`` … ``connect_timeout_seconds`` and ``password`` apply.
         counters: ``sessions_opened`` is counted.
     """
 
     async def init(connection: Any) -> None:
         counters.sessions_opened += 1
+        # Jittered, so that sessions that were opened together do not end together.
+        lifetime = settings.max_lifetime_seconds * random.uniform(0.9, 1.0)  # noqa: S311 - no secret
+        _ages[_of(connection)] = _Ages(replace_at=time.monotonic() + lifetime)
+        _keep_alive(connection)
 
     password = settings.password
 

@@ -40,11 +40,53 @@ class Query:
         name: Name of the statement, for logs; it also opens the text as a comment.
         text: The SQL.
         types: PostgreSQL types of $1, $2, …, as their casts in the text name them.
+        patience: How many times as long as other statements it may take.
     """
 
     name: str
     text: str
     types: tuple[str, ...]
+    patience: float = 1.0
+
+
+PING = Query("ping", "/* pgcairn:ping */ SELECT 1", ())
+"""Asks a session whether it works."""
+# How long a session that idled may take to say so: a round trip around the world is a third of a second (guess).
+PING_SECONDS = 2.0
+
+
+class TimeLimit:
+    """An ``async with`` block that may take so long and no longer; then it is cancelled and raises ``TimeoutError``.
+
+    ``asyncio.timeout``, which Python 3.10 does not have.
+    """
+
+    __slots__ = ("_expired", "_handle", "_seconds", "_task")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._expired = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
+    ) -> None:
+        self._handle.cancel()
+        if not self._expired or exc_type is not asyncio.CancelledError:
+            return
+        uncancel = getattr(self._task, "uncancel", None)  # Python 3.11
+        if uncancel is not None and uncancel() > 0:
+            return  # somebody else wants its end, too
+        raise asyncio.TimeoutError(f"no answer within {self._seconds:g} s") from exc
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._task.cancel()
 
 
 class Session(Protocol):
@@ -182,6 +224,7 @@ class HeldSession:
 # PostgreSQL manual, appendix A. The statement had no effect and the same statement may succeed later.
 _TRANSIENT = {
     "25006": "the server is read-only (a standby, or a primary that was demoted)",
+    "25P03": "the transaction was ended because its client was silent",
     "40001": "serialization failure",
     "40P01": "deadlock",
     "53300": "too many connections",
@@ -193,7 +236,7 @@ _TRANSIENT = {
 }
 _TRANSIENT_CLASSES = ("08",)
 # The session can not be used for anything else after these.
-_SESSION_IS_LOST = frozenset({"25006", "57P01", "57P02", "57P03", "57P05"})
+_SESSION_IS_LOST = frozenset({"25006", "25P03", "57P01", "57P02", "57P03", "57P05"})
 # The data of one row is at fault: data exception, integrity constraint, cardinality, program limit, RAISE.
 _DATA_CLASSES = ("21", "22", "23", "54", "P0")
 _SCHEMA = frozenset({"42P01", "42703", "3F000", "42704"})

@@ -9,10 +9,13 @@ Errors are mapped by SQLSTATE here and nowhere else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import logging
 import struct
+import time
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -23,8 +26,17 @@ from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg_pool import AsyncConnectionPool
 
-from pgcairn.connection.pool import Query, Row, Session, error_for, session_is_lost
-from pgcairn.connection.psycopg_wire import Wire, encode, rows_of
+from pgcairn.connection.pool import (
+    PING,
+    PING_SECONDS,
+    Query,
+    Row,
+    Session,
+    TimeLimit,
+    error_for,
+    session_is_lost,
+)
+from pgcairn.connection.psycopg_wire import NoAnswer, Wire, encode, rows_of
 from pgcairn.errors import (
     ClosedError,
     OutcomeUnknown,
@@ -34,6 +46,11 @@ from pgcairn.errors import (
 )
 from pgcairn.settings import Settings
 from pgcairn.telemetry import Counters
+
+logger = logging.getLogger("pgcairn")
+
+# How long a server may take to accept that a statement is cancelled (guess).
+_CANCEL_SECONDS = 1.0
 
 # What is known about each connection lives as long as the connection, which it must not refer to.
 _wires: weakref.WeakKeyDictionary[AsyncConnection[Any], Wire] = weakref.WeakKeyDictionary()
@@ -55,17 +72,28 @@ def _translate(error: psycopg.Error, *, sent: bool) -> PgcairnError:
 class PsycopgSession:
     """One psycopg connection, seen through the seam."""
 
-    __slots__ = ("_connection", "_counters", "_exclusive", "_prepare", "_wire", "lost")
+    __slots__ = (
+        "_connection",
+        "_counters",
+        "_exclusive",
+        "_prepare",
+        "_timeout_seconds",
+        "_wire",
+        "is_unanswered",
+        "lost",
+    )
 
     def __init__(
-        self, connection: AsyncConnection[Any], counters: Counters, *, prepare: bool, exclusive: bool
+        self, connection: AsyncConnection[Any], settings: Settings, counters: Counters, *, exclusive: bool
     ) -> None:
         self._exclusive = exclusive
         self._connection = connection
         self._wire = _wires.get(connection)
         self._counters = counters
-        self._prepare = prepare
+        self._prepare = settings.prepared_statements
+        self._timeout_seconds = settings.statement_timeout_seconds
         self.lost = False
+        self.is_unanswered = False
 
     async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
         """See ``Session.fetch``."""
@@ -80,13 +108,21 @@ class PsycopgSession:
             encoded = encode(query, params)
         except (UnicodeEncodeError, struct.error, TypeError) as error:
             raise RejectedError(f"A parameter of {query.name} cannot be encoded: {error}") from error
+        return await self._exchange(query, encoded, self._timeout_seconds * query.patience)
+
+    async def _exchange(self, query: Query, encoded: list[bytes | None], timeout_seconds: float) -> PGresult:
         self._counters.statements += 1
         self._counters.round_trips += 1
         try:
             if self._wire is None:
                 self._wire = _wires[self._connection] = Wire(self._connection)
             return await self._wire.run(
-                self._connection, query, encoded, prepare=self._prepare, stay=self._exclusive
+                self._connection,
+                query,
+                encoded,
+                prepare=self._prepare,
+                stay=self._exclusive,
+                timeout_seconds=timeout_seconds,
             )
         except psycopg.Error as error:
             raise self._failed(error) from error
@@ -95,12 +131,27 @@ class PsycopgSession:
             self.lost = True
             raise
 
+    @property
+    def idle_seconds(self) -> float:
+        """For how long nobody used the connection through pgcairn; 0 if nobody did yet."""
+        return 0.0 if self._wire is None else time.monotonic() - self._wire.used_at
+
+    async def works(self) -> bool:
+        """Ask the server for an answer."""
+        try:
+            await self._exchange(PING, [], PING_SECONDS)
+        except PgcairnError:
+            self.lost = True
+            return False
+        return True
+
     async def script(self, text: str) -> None:
         """See ``Session.script``."""
         self._counters.statements += 1
         self._counters.round_trips += 1
         self.detach()
         try:
+            # No limit: it may build an index. Keepalives end it if the server is gone.
             await AsyncRawCursor(self._connection).execute(text, prepare=False)
         except psycopg.Error as error:
             raise self._failed(error) from error
@@ -114,28 +165,44 @@ class PsycopgSession:
         connection = self._connection
         level = connection.isolation_level
         begins = read_committed and connection.info.transaction_status == TransactionStatus.IDLE
+        if begins:  # only what BEGIN will say: no round trip
+            await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
         try:
-            if begins:  # only what BEGIN will say: no round trip
-                await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+            block = connection.transaction()
+            await self._limited(block.__aenter__())
             try:
-                async with connection.transaction():
-                    try:
-                        yield
-                    finally:
-                        self.detach()
-            finally:
-                if begins and connection.info.transaction_status == TransactionStatus.IDLE:
-                    await connection.set_isolation_level(level)
+                yield
+            except BaseException as error:
+                self.detach()
+                if self.lost:
+                    await connection.close()  # which ends the transaction; there is no answer to wait for
+                await self._limited(block.__aexit__(type(error), error, error.__traceback__))
+                raise
+            self.detach()
+            await self._limited(block.__aexit__(None, None, None))
+        finally:
+            if begins and connection.info.transaction_status == TransactionStatus.IDLE:
+                await connection.set_isolation_level(level)
+
+    async def _limited(self, exchange: Awaitable[object]) -> None:
+        """Let psycopg do what takes a round trip, for as long as a statement may take."""
+        try:
+            async with TimeLimit(self._timeout_seconds):
+                await exchange
         except psycopg.Error as error:
             raise self._failed(error) from error
+        except asyncio.TimeoutError as error:
+            raise self._failed(NoAnswer(str(error))) from error
 
     def detach(self) -> None:
         """Leave the socket to psycopg, or to whoever is next."""
         if self._wire is not None:
             self._wire.detach()
+            self._wire.used_at = time.monotonic()
 
     def _failed(self, error: psycopg.Error) -> PgcairnError:
-        if self._connection.closed or session_is_lost(error.sqlstate):
+        self.is_unanswered = isinstance(error, NoAnswer)
+        if self.is_unanswered or self._connection.closed or session_is_lost(error.sqlstate):
             self.lost = True
         return _translate(error, sent=True)
 
@@ -167,31 +234,46 @@ class _Loan:
 
     async def __aenter__(self) -> Session:
         pool = self._pool
-        self._connection = await pool._take()
-        try:
-            self._flipped = await _enter_autocommit(self._connection)
-            self._session = PsycopgSession(
-                self._connection,
-                pool._counters,
-                prepare=pool._settings.prepared_statements,
-                exclusive=True,
+        settings = pool._settings
+        while True:
+            self._connection = await pool._take()
+            self._flipped = False
+            session = self._session = PsycopgSession(
+                self._connection, settings, pool._counters, exclusive=True
             )
-        except BaseException:
-            await pool._pool.putconn(self._connection)
-            raise
-        return self._session
+            try:
+                self._flipped = await _enter_autocommit(self._connection)
+                if session.idle_seconds <= settings.check_after_idle_seconds or await session.works():
+                    return session
+                pool._counters.sessions_lost += 1
+                logger.info("a session had died while it was idle; taking another one")
+            except BaseException:
+                await self._give_back()
+                raise
+            await self._give_back()
 
     async def __aexit__(self, *_: object) -> None:
-        connection = self._connection
-        self._session.detach()
+        await self._give_back()
+
+    async def _give_back(self) -> None:
+        connection, session = self._connection, self._session
+        session.detach()
         try:
-            if self._session.lost:
-                await connection.close()
+            if session.lost:
+                await _abandon(connection, session)
             elif self._flipped:
                 await _leave_autocommit(connection)
         finally:
             # The pool replaces connections that come back closed.
             await self._pool._pool.putconn(connection)
+
+
+async def _abandon(connection: AsyncConnection[Any], session: PsycopgSession) -> None:
+    """Close a connection; if it owes an answer, first ask the server to end the statement and what it has locked."""
+    if session.is_unanswered and not connection.closed:
+        with contextlib.suppress(psycopg.Error):  # the server may be gone
+            await connection.cancel_safe(timeout=_CANCEL_SECONDS)
+    await connection.close()
 
 
 class PsycopgPool:
@@ -289,8 +371,8 @@ class PsycopgConnectionAsPool:
             flipped = await _enter_autocommit(self._connection)
             session = PsycopgSession(
                 self._connection,
+                self._settings,
                 self._counters,
-                prepare=self._settings.prepared_statements,
                 exclusive=False,  # its owner may use it between two statements
             )
             try:
@@ -298,7 +380,7 @@ class PsycopgConnectionAsPool:
             finally:
                 session.detach()
                 if session.lost:
-                    await self._connection.close()
+                    await _abandon(self._connection, session)
                 elif flipped:
                     await _leave_autocommit(self._connection)
 

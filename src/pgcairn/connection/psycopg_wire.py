@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -90,10 +91,17 @@ _STALE_STATEMENT = frozenset(("26000", "0A000"))
 _UTF8 = frozenset((b"UTF8", b"UNICODE", b"SQL_ASCII"))
 
 
+class NoAnswer(psycopg.OperationalError):
+    """The server did not answer in time."""
+
+
 class Wire:
     """What is known about one connection: which statements it has prepared, and who waits for an answer.
 
     Does not refer to the connection, so that it can be kept for as long as that one lives and no longer.
+
+    Attributes:
+        used_at: ``time.monotonic()`` when the connection was last given back.
     """
 
     __slots__ = (
@@ -104,7 +112,9 @@ class Wire:
         "_pgconn",
         "_results",
         "_socket",
+        "_timeout_seconds",
         "_writing",
+        "used_at",
     )
 
     def __init__(self, connection: AsyncConnection[Any]) -> None:
@@ -121,6 +131,8 @@ class Wire:
         self._writing = False
         self._attached = False
         self._socket = connection.pgconn.socket
+        self._timeout_seconds = 0.0
+        self.used_at = time.monotonic()
 
     async def run(
         self,
@@ -130,6 +142,7 @@ class Wire:
         *,
         prepare: bool,
         stay: bool,
+        timeout_seconds: float,
     ) -> PGresult:
         """Run a statement and return its result, which is one without an error.
 
@@ -141,13 +154,16 @@ class Wire:
             prepare: Whether to prepare it, unless the connection's ``prepare_threshold`` is ``None``.
             stay: Whether to go on watching the socket afterwards, which saves eight system calls a statement.
                 Only for a connection that nobody else uses before ``detach``.
+            timeout_seconds: How long an answer may take.
 
         Cancelling this leaves the connection in the middle of an exchange: it can only be closed.
 
         Raises:
+            NoAnswer: It took too long; the connection can only be closed.
             psycopg.Error: As psycopg's cursors raise it.
         """
         async with connection.lock:
+            self._timeout_seconds = timeout_seconds
             try:
                 if self._pgconn.pipeline_status != PipelineStatus.OFF:
                     raise psycopg.NotSupportedError("the connection is in pipeline mode; leave it first")
@@ -203,14 +219,20 @@ class Wire:
             self._attached = True
         if self._writing:
             loop.add_writer(self._socket, self._writable)
+        timer = loop.call_later(self._timeout_seconds, self._expire, self._answer)
         try:
             await self._answer
         except BaseException:
             self.detach()
             raise
         finally:
+            timer.cancel()
             self._answer = None
         return self._results[-1]
+
+    def _expire(self, answer: asyncio.Future[None]) -> None:
+        if not answer.done():
+            answer.set_exception(NoAnswer(f"no answer within {self._timeout_seconds:g} s"))
 
     def detach(self) -> None:
         """Stop watching the connection's socket. Before psycopg uses or closes the connection, this must be called."""

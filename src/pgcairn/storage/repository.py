@@ -199,7 +199,8 @@ class Repository:
             found = await session.fetch(statements.lock_checkpoint, key)
             if not found or found[0][0] == new_body:
                 return False
-            body, refs = merge(*found[0])
+            stored_body, stored_refs, _ = found[0]
+            body, refs = merge(stored_body, stored_refs)
             await session.execute(
                 statements.replace_checkpoint, (*key, run_id, langgraph_v, metadata, refs, body)
             )
