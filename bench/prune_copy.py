@@ -6,9 +6,10 @@ The official saver keeps the latest checkpoint of each namespace, this one the l
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 
 from bench import peers
-from bench.harness import Lab, Table, Verdict
+from bench.harness import Lab, Table, Verdict, Work
 from bench.loads import messages, write_thread
 from bench.peers import Saver
 
@@ -30,39 +31,50 @@ async def run(lab: Lab) -> None:
     ]
     updates = [state[-1] for state in states]
 
-    async def ours(saver: Saver, _: str) -> dict[str, float]:
-        await write_thread(saver, "thread", states, updates)
-        started = time.perf_counter()
-        await saver.acopy_thread("thread", "copy")
-        copied = time.perf_counter()
+    def timed(work: Callable[[Saver], Awaitable[None]]) -> Work:
+        async def measure(saver: Saver, _: str) -> dict[str, float]:
+            await write_thread(saver, "thread", states, updates)
+            started = time.perf_counter()
+            await work(saver)
+            return {"seconds": time.perf_counter() - started}
+
+        return measure
+
+    async def prune_ours(saver: Saver) -> None:
         await saver.aprune(["thread"], keep_last=_KEPT)  # type: ignore[call-arg]  # not in LangGraph's interface
-        return {"prune": time.perf_counter() - copied, "copy": copied - started}
 
-    async def theirs(saver: Saver, _: str) -> dict[str, float]:
-        await write_thread(saver, "thread", states, updates)
-        started = time.perf_counter()
+    async def prune_theirs(saver: Saver) -> None:
         await saver.aprune(["thread"], strategy="keep_latest")
-        return {"prune": time.perf_counter() - started}
 
-    found = await lab.collect("prune and copy", [(peers.PGCAIRN, ours), (peers.OFFICIAL, theirs)])
-    copy = found.median(peers.PGCAIRN, "copy")
+    async def copy(saver: Saver) -> None:
+        await saver.acopy_thread("thread", "copy")
+
+    pruned = await lab.collect(
+        "prune", [(peers.PGCAIRN, timed(prune_ours)), (peers.OFFICIAL, timed(prune_theirs))]
+    )
+    copied = await lab.collect("copy", [(peers.PGCAIRN, timed(copy))])
+    copy_seconds = copied.median(peers.PGCAIRN, "seconds")
     lab.tables.append(
         Table(
             f"One thread of {_CHECKPOINTS:,} checkpoints, seconds",
             ("saver", "prune", "copy"),
             [
-                (peers.PGCAIRN.label, f"{found.median(peers.PGCAIRN, 'prune'):.3f}", f"{copy:.3f}"),
-                (peers.OFFICIAL.label, f"{found.median(peers.OFFICIAL, 'prune'):.3f}", ""),
+                (
+                    peers.PGCAIRN.label,
+                    f"{pruned.median(peers.PGCAIRN, 'seconds'):.3f}",
+                    f"{copy_seconds:.3f}",
+                ),
+                (peers.OFFICIAL.label, f"{pruned.median(peers.OFFICIAL, 'seconds'):.3f}", ""),
             ],
         )
     )
     work = f"pruning a thread of {_CHECKPOINTS:,} checkpoints"
-    lab.judge_figure(work, found, "prune", peers.PGCAIRN, peers.OFFICIAL, _TARGET_PRUNE, "s")
+    lab.judge_figure(work, pruned, "seconds", peers.PGCAIRN, peers.OFFICIAL, _TARGET_PRUNE, "s")
     lab.verdicts.append(
         Verdict(
             f"copying a thread of {_CHECKPOINTS:,} checkpoints",
             peers.PGCAIRN.label,
-            copy,
+            copy_seconds,
             "the bound",
             _MOST_COPY_SECONDS,
             1.0,
