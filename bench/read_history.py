@@ -16,7 +16,7 @@ async def run(lab: Lab) -> None:
     """Measure."""
     aged: dict[tuple[Peer, int], Peer] = {
         (peer, age): peers.prepared(
-            peer, f"{peer.label}, {age:,} checkpoints", written(threads=1, checkpoints=age)
+            peer, f"{peer.label}, {age:,} older", written(threads=1, checkpoints=age + 1)
         )
         for peer in _PEERS
         for age in _AGES
@@ -29,7 +29,7 @@ async def run(lab: Lab) -> None:
 
     lab.tables.append(
         Table(
-            "1 caller, 1 thread: ms of a read by the number of its checkpoints",
+            "1 caller, 1 thread: ms of a read by the number of older checkpoints",
             ("saver", *(f"{age:,}" for age in _AGES), "ratio"),
             [
                 (
