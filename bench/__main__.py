@@ -83,7 +83,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dsn", help="a running server; default: start one")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each contender")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each")
-    parser.add_argument("--conversations", type=Path, help="chats for compression_levels, as JSON lines")
+    parser.add_argument("--conversations", type=Path, help="chats to take text from, as JSON lines")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the JSON files")
     options = parser.parse_intermixed_args(arguments)
     if options.action == "run" and not options.names:

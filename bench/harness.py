@@ -117,6 +117,21 @@ class Comparison:
         return self.rate(ours) / self.rate(theirs)
 
 
+Work = Callable[[Saver, str], Awaitable[dict[str, float]]]
+"""Does something once, with a saver and the connection string of its database; returns figures by name."""
+
+
+@dataclass
+class Figures:
+    """What some contenders' work measured, where it is not a rate: seconds, bytes."""
+
+    samples: dict[str, list[dict[str, float]]]
+
+    def median(self, peer: Peer, name: str) -> float:
+        """Median of one figure."""
+        return statistics.median(each[name] for each in self.samples[peer.label])
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells are text already; a generator of documents adds nothing."""
@@ -206,6 +221,28 @@ class Lab:
         self.samples[title] = {label: [asdict(each) for each in samples] for label, samples in found.items()}
         return Comparison(found)
 
+    async def collect(
+        self, title: str, contenders: Sequence[tuple[Peer, Work]], *, rounds: int | None = None
+    ) -> Figures:
+        """Let contenders work once a round, alternately, each time on a fresh database.
+
+        Args:
+            title: Name of the samples in the results.
+            contenders: Who, and what is to be done.
+            rounds: How often; 1 for what does not vary. Default: as often as everything else.
+        """
+        found: dict[str, list[dict[str, float]]] = {peer.label: [] for peer, _ in contenders}
+        for number in range(self.rounds if rounds is None else rounds):
+            start = number % len(contenders)
+            for peer, work in (*contenders[start:], *contenders[:start]):
+                async with AsyncExitStack() as stack:
+                    dsn = await stack.enter_async_context(server.fresh_database(self.dsn))
+                    saver = await stack.enter_async_context(peer.open(dsn))
+                    gc.collect()
+                    found[peer.label].append(await work(saver, dsn))
+        self.samples[title] = dict(found)
+        return Figures(found)
+
     async def _measure(self, peer: Peer, load: Load, reach: Any, prepare: Any, finish: Any) -> Sample:
         async with AsyncExitStack() as stack:
             dsn = ""
@@ -260,5 +297,22 @@ class Lab:
                 comparison.rate(theirs),
                 target,
                 f"{unit}/s",
+            )
+        )
+
+    def judge_figure(
+        self, work: str, found: Figures, name: str, ours: Peer, theirs: Peer, most: float, unit: str
+    ) -> None:
+        """Add a verdict on the ratio of two medians, which should be at most ``most``."""
+        self.verdicts.append(
+            Verdict(
+                work,
+                ours.label,
+                found.median(ours, name),
+                theirs.label,
+                found.median(theirs, name),
+                most,
+                unit,
+                at_most=True,
             )
         )

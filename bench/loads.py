@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import random
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
@@ -138,17 +138,21 @@ class _Chat(TypedDict):
 TURNS_OF_A_THREAD = 8
 
 
-def chat_graph(saver: Saver, meter: Meter) -> Any:
-    """Two nodes that answer at once: what is left is LangGraph and the saver. A node counts as a third of a turn."""
+def chat_graph(saver: Saver, meter: Meter, say: Callable[[], str] | None = None) -> Any:
+    """Two nodes that answer at once: what is left is LangGraph and the saver. A node counts as a third of a turn.
+
+    Args:
+        say: Gives each answer; without it a node always gives the same one.
+    """
     long, short = text(400, 1), text(100, 2)
 
     async def agent(_: _Chat) -> dict[str, Any]:
         meter.operations += 1 / 3
-        return {"messages": [AIMessage(long)]}
+        return {"messages": [AIMessage(say() if say else long)]}
 
     async def reviewer(_: _Chat) -> dict[str, Any]:
         meter.operations += 1 / 3
-        return {"messages": [AIMessage(short)]}
+        return {"messages": [AIMessage(say() if say else short)]}
 
     builder = StateGraph(_Chat)
     builder.add_node("agent", agent)
@@ -200,24 +204,33 @@ def latest_reads(callers: int, *, threads: int) -> Load:
     return load
 
 
-def written(*, threads: int, checkpoints: int) -> Callable[[Saver], Awaitable[None]]:
-    """What prepares ``latest_reads``: threads whose latest state holds ten messages."""
+def written(*, threads: int, checkpoints: int, message_count: int = 10) -> Callable[[Saver], Awaitable[None]]:
+    """What prepares ``latest_reads``: threads whose states hold ``message_count`` messages."""
+    states = [messages(message_count, as_objects=False)] * checkpoints
 
     async def prepare(saver: Saver) -> None:
-        await asyncio.gather(
-            *(_write_thread(saver, f"thread-{number}", checkpoints) for number in range(threads))
-        )
+        await asyncio.gather(*(write_thread(saver, f"thread-{number}", states) for number in range(threads)))
 
     return prepare
 
 
-_READ_MESSAGES = messages(10, as_objects=False)
+async def write_thread(
+    saver: Saver, thread_id: str, states: Iterable[Any], updates: Iterable[Any] | None = None
+) -> None:
+    """Write one checkpoint after another without a graph.
 
-
-async def _write_thread(saver: Saver, thread_id: str, checkpoints: int) -> None:
+    Args:
+        states: The value of the channel ``messages`` at each checkpoint.
+        updates: What was written to the channel to get there, kept as each checkpoint's pending write; none if missing.
+    """
     config: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     version = None
-    for number in range(checkpoints):
+    writes = iter(()) if updates is None else iter(updates)
+    for number, state in enumerate(states):
+        update = next(writes, None)
+        if number and update is not None:
+            task_id = str(uuid.UUID(int=number << 64 | 0x8000 << 48, version=5))
+            await saver.aput_writes(config, [("messages", update)], task_id, "~__pregel_pull, agent")
         version = saver.get_next_version(version, None)
         config = await saver.aput(
             config,
@@ -225,7 +238,7 @@ async def _write_thread(saver: Saver, thread_id: str, checkpoints: int) -> None:
                 "v": 4,
                 "id": f"1f0{number:05x}-aaaa-6bbb-8ccc-ddddeeeeffff",
                 "ts": "2026-01-01T00:00:00.000000+00:00",
-                "channel_values": {"messages": _READ_MESSAGES, "step": number},
+                "channel_values": {"messages": state, "step": number},
                 "channel_versions": {"messages": version, "step": version},
                 "versions_seen": {"agent": {"messages": version}},
                 "updated_channels": ["messages"],

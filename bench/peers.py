@@ -5,7 +5,7 @@ Every one is used as its own documentation shows. No bench opens a saver in anot
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,18 @@ def pgcairn(label: str = "pgcairn", *, pipeline: bool = True, **settings: object
             yield saver
 
     return Peer(label, open_it)
+
+
+def prepared(peer: Peer, label: str, prepare: Callable[[Saver], Awaitable[None]]) -> Peer:
+    """A peer whose saver comes with something written, for benches where that is what differs."""
+
+    @asynccontextmanager
+    async def open_it(dsn: str) -> AsyncIterator[Saver]:
+        async with peer.open(dsn) as saver:
+            await prepare(saver)
+            yield saver
+
+    return Peer(label, open_it, peer.needs_server)
 
 
 @asynccontextmanager

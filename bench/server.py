@@ -37,6 +37,11 @@ _SETTINGS = (
     "work_mem",
 )
 _COMMIT_SECONDS = 1.0
+_TABLES_SQL = """
+SELECT format('%I.%I', n.nspname, c.relname)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'
+"""
 
 
 @contextmanager
@@ -75,6 +80,36 @@ async def fresh_database(dsn: str) -> AsyncIterator[str]:
             await connection.execute(drop)
             with suppress(psycopg.errors.InsufficientPrivilege):
                 await connection.execute("CHECKPOINT")
+
+
+async def disk_bytes(dsn: str) -> int:
+    """Size of all tables of a database after VACUUM FULL, with their indexes and what is stored out of line."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        tables = [row[0] for row in await (await connection.execute(_TABLES_SQL)).fetchall()]
+        size = 0
+        for table in tables:
+            await connection.execute(f"VACUUM FULL {table}".encode())
+            cursor = await connection.execute("SELECT pg_total_relation_size(%s::regclass)", (table,))
+            row = await cursor.fetchone()
+            assert row is not None
+            size += int(row[0])
+        return size
+
+
+async def wal_position(dsn: str, *, after_checkpoint: bool = False) -> int:
+    """How many bytes of WAL the server has written so far.
+
+    Args:
+        after_checkpoint: Make a CHECKPOINT first. The first change of a page after one writes the whole page, so
+            contenders are alike only if each begins after one.
+    """
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        if after_checkpoint:
+            await connection.execute("CHECKPOINT")
+        cursor = await connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+        row = await cursor.fetchone()
+        assert row is not None
+        return int(row[0])
 
 
 def describe(dsn: str) -> dict[str, Any]:
