@@ -22,11 +22,11 @@ import zstandard
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph.message import _messages_delta_reducer
-from pgcairn.codec.edits import apply_edit, make_edit
 
 from bench import conversations, growth
 from bench.harness import Lab, Table
 from pgcairn.codec.compression import Framer
+from pgcairn.codec.edits import apply_edit, make_edit
 from pgcairn.settings import Settings
 
 NEEDS_SERVER = False

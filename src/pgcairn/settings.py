@@ -133,13 +133,13 @@ class Settings:
     a row of its own and is stored once per version. Too low: more rows. Too high: unchanged values are
     stored again at every step. Default 1024 (guess; bench/inline_threshold.py measures it on your machine)."""
 
-    compress_min_bytes: int = 256
-    """Payloads below this are stored as they are: zstd's frame costs about what it saves. Default 256 (guess)."""
+    compress_min_bytes: int = 64
+    """Payloads below this are stored as they are: zstd's frame costs about what it saves. Default 64 (guess)."""
 
     compression_level: int = 1
     """zstd level, -7 to 19. 1 (default) makes 29 KB of chat 4.2 times smaller in 62 µs; 3 gains 4 % of space
     for 50 % more time, -5 loses 51 % for 19 % less (bench/compression_levels.py); above 9 is for archives.
-    Payloads below 16 KB use -1 where this is higher: the client's CPU limits throughput before the disk does."""
+    Whole payloads from 4 to 16 KB use -1 where this is higher: the client's CPU limits throughput before the disk does."""
 
     compress_in_thread_min_bytes: int = 256 * 1024
     """Payloads from this size are compressed in a worker thread, so that they do not stall the event loop.

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import pytest
 import zstandard
 
-from pgcairn.codec.compression import PLAIN, SEALED, ZSTD, FrameError, Framer
+from pgcairn.codec import compression
+from pgcairn.codec.compression import PLAIN, SEALED, ZSTD, ZSTD_WITH_DICTIONARY, FrameError, Framer
 from pgcairn.settings import Settings
 from tests.support.values import XorCipher, aes_serializer
 
 _TEXT = b"The quick brown fox jumps over the lazy dog. " * 30
 _NOISE = random.Random(1).randbytes(700)
 # 512 and 65,792 are where zstd's size field changes its width or has a low byte of zero.
-_PAYLOADS = [b"", b"x", _TEXT[:255], _TEXT[:256], _TEXT[:257], _TEXT[:512], _TEXT, _NOISE, _TEXT * 50]
+_PAYLOADS = [
+    b"",
+    b"x",
+    _TEXT[:63],
+    _TEXT[:64],
+    _TEXT[:257],
+    _TEXT[:512],
+    _TEXT,
+    _TEXT * 4,
+    _NOISE,
+    _TEXT * 50,
+]
 
 
 def _framers() -> dict[str, Framer]:
@@ -44,8 +58,10 @@ def test_what_goes_in_comes_out(framer: Framer, payload: bytes, in_thread: bool)
 
 def test_the_kind_is_chosen_by_size_and_gain() -> None:
     framer = Framer(Settings())
-    assert framer.encode(_TEXT[:255])[0] == PLAIN
-    assert framer.encode(_TEXT[:256])[0] == ZSTD
+    assert framer.encode(_TEXT[:63])[0] == PLAIN
+    assert framer.encode(_TEXT[:64])[:2] == bytes((ZSTD_WITH_DICTIONARY, 1))
+    assert framer.encode((_TEXT * 4)[:4095])[:2] == bytes((ZSTD_WITH_DICTIONARY, 1))
+    assert framer.encode((_TEXT * 4)[:4096])[0] == ZSTD
     assert framer.encode(_NOISE)[0] == PLAIN
     assert len(framer.encode(_NOISE)) == len(_NOISE) + 5
     assert Framer(Settings(), XorCipher()).encode(b"x")[:5] == bytes((SEALED, 3)) + b"xor"
@@ -65,7 +81,8 @@ def test_no_flipped_bit_is_read_as_something_else(framer: Framer, payload: bytes
                 continue
             # zstd ignores one bit of its header (RFC 8878, 3.1.1.1.1.3); it changes nothing.
             assert decoded == payload, f"byte {position}, bit {bit}"
-            assert (position, bit) == (5, 4), f"byte {position}, bit {bit} is not protected"
+            descriptor = 6 if frame[0] == ZSTD_WITH_DICTIONARY else 5
+            assert (position, bit) == (descriptor, 4), f"byte {position}, bit {bit} is not protected"
 
 
 @pytest.mark.parametrize("framer", _framers().values(), ids=_framers())
@@ -111,7 +128,7 @@ def test_a_frame_without_its_size_is_refused() -> None:
         Framer(Settings()).decode(b"\x01" + body)
 
 
-@pytest.mark.parametrize("kind", [4, 5, 0x7F, 0xFF])
+@pytest.mark.parametrize("kind", [5, 6, 0x7F, 0xFF])
 def test_an_unknown_kind_is_named(kind: int) -> None:
     with pytest.raises(FrameError, match=f"0x{kind:02x}"):
         Framer(Settings()).decode(bytes((kind,)) + b"rest")
@@ -159,3 +176,12 @@ def test_random_bytes_are_never_read() -> None:
     for _ in range(500):
         with pytest.raises(FrameError):
             framer.decode(os.urandom(random.Random(2).randrange(5, 60)))
+
+
+def test_the_dictionary_is_the_one_that_was_shipped() -> None:
+    content = Path(compression.__file__).with_name("dictionary_1.zdict").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == (
+        "09ff99054527ae8bb71ccf80cc6bbdd5cfb04ad407b59af569000224f02bae0a"
+    )
+    with pytest.raises(FrameError, match="dictionary 02 is unknown"):
+        Framer(Settings()).decode(b"\x04\x02" + Framer(Settings()).encode(_TEXT)[2:])

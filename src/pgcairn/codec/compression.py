@@ -7,6 +7,7 @@ A frame starts with one byte that names its kind (docs/payload-format.md):
 0x01  zstd: one zstd frame with content size and checksum
 0x02  sealed: length of the cipher's name (1 byte), the name, then the ciphertext of another frame
 0x03  edit: what a payload differs in from an earlier version of the same value (see ``bases``)
+0x04  zstd with a dictionary: its number (1 byte), then one zstd frame with content size and checksum
 ====  ==============================================================================================
 """
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Protocol
 
 import ormsgpack
@@ -26,15 +29,20 @@ PLAIN = 0x00
 ZSTD = 0x01
 SEALED = 0x02
 EDIT = 0x03
-# Below this size the client's CPU is worth more than the bytes: a checkpoint's body of 572 bytes becomes 292
-# bytes in 4.0 µs instead of 263 in 8.9; twelve messages, 6.8 KB, 3.4 KB in 30 µs instead of 2.7 KB in 46, which was
-# a tenth of all CPU of a superstep (bench/compression_levels.py, bench/profile_client.py).
+ZSTD_WITH_DICTIONARY = 0x04
+# What LangGraph's serializer writes again and again is half of a small payload. With a dictionary that knows it
+# (bench/train_dictionary.py) a body of 842 bytes becomes 243 bytes in 3.4 µs instead of 428 in 7.8, a write of 284 117
+# instead of 236; from 4 KB on it costs more than it saves (bench/compression_levels.py).
+_DICTIONARY_BELOW_BYTES = 4 * 1024
+# Then, up to this size, the client's CPU is worth more than the bytes: twelve messages, 6.8 KB, become 3.4 KB in 30 µs
+# instead of 2.7 KB in 46, which was a tenth of all CPU of a superstep (bench/profile_client.py).
 _FAST_BELOW_BYTES = 16 * 1024
 _FAST_LEVEL = -1
 
 _PLAIN_MARK = b"\x00"
 _ZSTD_MARK = b"\x01"
 _EDIT_MARK = b"\x03"
+_DICTIONARY_MARK = b"\x04\x01"
 _CHECKSUM_BYTES = 4
 
 
@@ -65,8 +73,10 @@ class Framer:
     def __init__(self, settings: Settings, cipher: Cipher | None = None) -> None:
         self._settings = settings
         self._cipher = cipher
+        self._small_compressor = _new_small_compressor(settings.compression_level)
         self._compressor = _new_compressor(settings.compression_level)
         self._fast_compressor = _new_compressor(min(_FAST_LEVEL, settings.compression_level))
+        self._small_decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(None))
         self._decompressor = zstandard.ZstdDecompressor()
 
     def encode(self, payload: bytes, *, in_thread: bool = False) -> bytes:
@@ -91,7 +101,7 @@ class Framer:
         self._check_size(payload)
         ranges, literal = lineage.edits[0]
         checksum = zlib.crc32(payload)
-        inner = self._encode_open(literal, in_thread)
+        inner = self._encode_open(literal, in_thread, spare=True)
         packed = ormsgpack.packb((lineage.number, len(payload), checksum, ranges, inner))
         return self._seal(_EDIT_MARK + packed)
 
@@ -100,15 +110,23 @@ class Framer:
         if size > self._settings.max_value_bytes:
             raise FrameError(f"{size} bytes are above max_value_bytes={self._settings.max_value_bytes}")
 
-    def _encode_open(self, payload: bytes, in_thread: bool) -> bytes:
+    def _encode_open(self, payload: bytes, in_thread: bool, *, spare: bool = False) -> bytes:
+        """Frame without encryption; ``spare`` prefers fewer bytes where others prefer less time."""
         size = len(payload)
+        level = self._settings.compression_level
         frame = b""
         if size >= self._settings.compress_min_bytes:
-            if in_thread:
-                compressor = _new_compressor(self._settings.compression_level)
+            if size < _DICTIONARY_BELOW_BYTES:
+                compressor = _new_small_compressor(level) if in_thread else self._small_compressor
+                frame = _DICTIONARY_MARK + compressor.compress(payload)
             else:
-                compressor = self._fast_compressor if size < _FAST_BELOW_BYTES else self._compressor
-            frame = _ZSTD_MARK + compressor.compress(payload)
+                if in_thread:
+                    compressor = _new_compressor(level)
+                elif size < _FAST_BELOW_BYTES and not spare:
+                    compressor = self._fast_compressor
+                else:
+                    compressor = self._compressor
+                frame = _ZSTD_MARK + compressor.compress(payload)
         if not frame or len(frame) > size + 1 + _CHECKSUM_BYTES:
             frame = _PLAIN_MARK + zlib.crc32(payload).to_bytes(_CHECKSUM_BYTES, "big") + payload
         return frame
@@ -205,9 +223,15 @@ class Framer:
             return payload
         if kind == EDIT:
             raise FrameError("it is an edit, but has no chain")
-        if kind != ZSTD:
-            raise FrameError(f"frames of kind 0x{kind:02x} are unknown to this version")
+        decompressor = self._decompressor
         body = memoryview(frame)[1:]
+        if kind == ZSTD_WITH_DICTIONARY:
+            if frame[1:2] != b"\x01":
+                raise FrameError(f"dictionary {frame[1:2].hex()} is unknown to this version")
+            decompressor = self._small_decompressor
+            body = body[1:]
+        elif kind != ZSTD:
+            raise FrameError(f"frames of kind 0x{kind:02x} are unknown to this version")
         try:
             size = zstandard.frame_content_size(body)
             # Without a size, or with none at all, zstd's library would not look at the checksum. Empty
@@ -218,9 +242,30 @@ class Framer:
                 raise FrameError(
                     f"it claims {size} bytes, above max_value_bytes={self._settings.max_value_bytes}"
                 )
-            return self._decompressor.decompress(body, allow_extra_data=False)
+            return decompressor.decompress(body, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise FrameError(f"zstd: {error}") from error
+
+
+@lru_cache(maxsize=32)
+def _dictionary(level: int | None) -> zstandard.ZstdCompressionDict:
+    """The dictionary, prepared for compression at a level or, with ``None``, for nothing but decompression."""
+    content = Path(__file__).with_name("dictionary_1.zdict").read_bytes()
+    dictionary = zstandard.ZstdCompressionDict(content)
+    if level is not None:
+        dictionary.precompute_compress(level=level)
+    return dictionary
+
+
+def _new_small_compressor(level: int) -> zstandard.ZstdCompressor:
+    # Its number is in our frame; zstd's own number would be four bytes more.
+    return zstandard.ZstdCompressor(
+        level=level,
+        dict_data=_dictionary(level),
+        write_checksum=True,
+        write_content_size=True,
+        write_dict_id=False,
+    )
 
 
 def _new_compressor(level: int) -> zstandard.ZstdCompressor:
