@@ -101,6 +101,8 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
     "select_latest": ("1", ""),
     "select_exact": ("1", "", "00000005"),
     "select_many": (_MANY, _NS, [None] * _N),
+    "select_delta_path": ("1", "", "00000005", ["x", "y"], True, 1_000_000),
+    "select_delta_rows": ("1", "", ["00000004", "00000003"], ["x", "y"], [2, 1], ["x"], ["1"]),
     "page_of_namespace": ("1", "", None, "00000005", "{}", 10),
     "page_of_thread": ("1", None, None, "{}", None, None, 10),
     "batch": (

@@ -60,6 +60,7 @@ def _texts(values: Sequence[str | None]) -> bytes:
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "text": str.encode,
     "bytea": bytes,
+    "bool": lambda value: b"\x01" if value else b"\x00",
     "int4": _INT.pack,
     "int8": _BIGINT.pack,
     "text[]": _texts,
