@@ -9,6 +9,7 @@ BENCHES = (
     "client_cpu",
     "drivers",
     "reads",
+    "delta_history",
     "profile_client",
     "lanes",
     "read_grouping",
