@@ -183,6 +183,27 @@ def test_the_latest_checkpoint_is_one_row_of_the_index_backwards(filled: tuple[s
                 assert "Index Scan Backward using checkpoints_pkey" in plan, plan
 
 
+def test_a_walk_that_was_planned_on_a_small_table_does_not_scan_it(
+    server: Server, shared_database: str
+) -> None:
+    """The plan is kept while the table grows."""
+    statements = Statements("small")
+    with psycopg.connect(server.dsn(shared_database), autocommit=True) as connection:
+        connection.execute(all_ddl(statements).encode())
+        connection.execute("SET search_path = small")
+        connection.execute(
+            """
+            INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, langgraph_v, metadata, body)
+            SELECT '1', '', lpad(c::text, 8, '0'), 4, '{}', repeat('b', 300)::bytea FROM generate_series(1, 50) AS c
+            """
+        )
+        connection.execute("ANALYZE checkpoints")
+        query = statements.select_delta_path
+        plan = _plan(connection, query, _ARGUMENTS["select_delta_path"], "force_generic_plan")
+        connection.execute("DROP SCHEMA small CASCADE")
+    assert re.search(r"Index Scan using checkpoints_pkey on checkpoints a\b", plan), plan
+
+
 # --- what the keys' limits promise ------------------------------------------------------------------
 
 
