@@ -14,6 +14,7 @@ BENCHES = (
     "storage_chat",
     "storage_workspace",
     "prune_copy",
+    "delta_history",
     "profile_client",
     "lanes",
     "read_grouping",

@@ -28,6 +28,7 @@ from pgcairn.intake import Intake
 from pgcairn.reader import Reader
 from pgcairn.settings import Settings
 from pgcairn.storage import migrations
+from pgcairn.storage.history import HistoryRepository
 from pgcairn.storage.repository import Repository
 from pgcairn.storage.statements import statements_for
 from pgcairn.telemetry import Counters, Stats, snapshot
@@ -164,6 +165,7 @@ class Engine:
         self.counters = counters
         self.statements = statements_for(settings.schema)
         self.repository = Repository(self.statements)
+        self.history_repository = HistoryRepository(self.statements)
         self.placements = Placements(settings.placement_cache_entries)
         self.bases = Bases(settings.base_cache_bytes)
         self.is_ready = False

@@ -28,16 +28,19 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
     get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from pgcairn import history
 from pgcairn.codec.metadata import searchable
 from pgcairn.codec.serde import Codec
 from pgcairn.engine import Engine, owned_pool, pool_for
-from pgcairn.errors import ClosedError, InvalidInput
+from pgcairn.errors import ClosedError, InvalidInput, PgcairnError
 from pgcairn.keys import (
     check_key,
+    check_text,
     checkpoint_of,
     configurable_of,
     namespace_of,
@@ -80,13 +83,7 @@ class GraphState(BaseCheckpointSaver[str]):
             StoredDataError: Stored bytes are missing or corrupt.
             UnavailableError: The database cannot be reached; never ``None`` for that.
         """
-        configurable = configurable_of(config)
-        key = (
-            thread_of(configurable.get("thread_id")),
-            namespace_of(configurable),
-            checkpoint_of(configurable),
-        )
-        check_key(thread_id=key[0], checkpoint_ns=key[1], checkpoint_id=key[2] or "")
+        key = _key_of(config)
         engine = self._engine
         if not engine.is_owner():
             return await engine.forward(functools.partial(self.aget_tuple, config))
@@ -181,6 +178,52 @@ class GraphState(BaseCheckpointSaver[str]):
             ),
             limit,
         )
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Read what DeltaChannels are rebuilt from: the nearest stored value on the way to the root, and the writes since.
+
+        Follows parents, so other branches of a forked thread contribute nothing; writes of the checkpoint itself are
+        not part of it. Two statements for all channels, unless the way is longer than about ``page_bytes``.
+
+        Args:
+            config: Thread, namespace, and checkpoint; without a checkpoint the latest.
+            channels: The channels to read.
+
+        Returns:
+            For each channel ``writes``, oldest first and within a checkpoint in the order in which LangGraph applied
+            them, and ``seed``, the value that they follow; no ``seed`` if no ancestor has a value. No writes and no
+            seed if there is no such checkpoint.
+
+        Raises:
+            InvalidInput: The config names no thread, or a channel has no storable name.
+            StoredDataError: Stored bytes are missing or corrupt.
+            UnavailableError: The database cannot be reached.
+        """
+        if not channels:
+            return {}
+        key = _key_of(config)
+        wanted = [str(channel) for channel in dict.fromkeys(channels)]
+        for channel in wanted:
+            check_text(channel=channel)
+        engine = self._engine
+        if not engine.is_owner():
+            return await engine.forward(
+                functools.partial(self.aget_delta_channel_history, config=config, channels=channels)
+            )
+        codec = self._codec
+        try:
+            found = await engine.reader.detached(
+                lambda session: history.load(
+                    session, engine.history_repository, codec, key, wanted, engine.settings.page_bytes
+                )
+            )
+        except PgcairnError as error:
+            raise error.for_thread(key[0]) from error
+        engine.counters.history_reads += 1
+        engine.counters.read_bytes += found.stored_bytes
+        return found.replay(codec)
 
     # --- writing -------------------------------------------------------------------------------------
 
@@ -306,6 +349,15 @@ class GraphState(BaseCheckpointSaver[str]):
         while (each := self._engine.call_from_thread("list", following)) is not None:
             yield each
 
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """``aget_delta_channel_history`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
+        return self._engine.call_from_thread(
+            "get_delta_channel_history",
+            lambda: self.aget_delta_channel_history(config=config, channels=channels),
+        )
+
     def put(
         self,
         config: RunnableConfig,
@@ -333,6 +385,16 @@ class GraphState(BaseCheckpointSaver[str]):
     def delete_thread(self, thread_id: str) -> None:
         """``adelete_thread`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
         self._engine.call_from_thread("delete_thread", lambda: self.adelete_thread(thread_id))
+
+
+def _key_of(config: RunnableConfig) -> tuple[str, str, str | None]:
+    """(thread, namespace, checkpoint or ``None`` for the latest) of a config, checked."""
+    configurable = configurable_of(config)
+    thread_id = thread_of(configurable.get("thread_id"))
+    checkpoint_ns = namespace_of(configurable)
+    checkpoint_id = checkpoint_of(configurable)
+    check_key(thread_id=thread_id, checkpoint_ns=checkpoint_ns, checkpoint_id=checkpoint_id or "")
+    return thread_id, checkpoint_ns, checkpoint_id
 
 
 async def _following(found: AsyncGenerator[CheckpointTuple, None]) -> CheckpointTuple | None:

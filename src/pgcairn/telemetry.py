@@ -59,6 +59,7 @@ class Counters:
     retries: int = 0
     reads: int = 0
     read_batches: int = 0
+    history_reads: int = 0
     read_bytes: int = 0
     backlog_rows: int = 0
     backlog_bytes: int = 0
@@ -125,6 +126,8 @@ class Stats:
     """Checkpoints read by ``aget_tuple``."""
     read_batches: int
     """Statements that answered them."""
+    history_reads: int
+    """Histories of DeltaChannels read, each for all channels of a call."""
     read_bytes: int
     """Payload read, before decompression."""
     backlog_rows: int
@@ -181,6 +184,7 @@ def snapshot(
         retries=counters.retries,
         reads=counters.reads,
         read_batches=counters.read_batches,
+        history_reads=counters.history_reads,
         read_bytes=counters.read_bytes,
         backlog_rows=counters.backlog_rows,
         backlog_bytes=counters.backlog_bytes,

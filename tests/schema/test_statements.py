@@ -103,6 +103,8 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
     "select_latest": ("1", ""),
     "select_exact": ("1", "", "00000005"),
     "select_many": (_MANY, _NS, [None] * _N),
+    "select_delta_path": ("1", "", "00000005", ["x", "y"], True, 1_000_000),
+    "select_delta_rows": ("1", "", ["00000004", "00000003"], ["x", "y"], [2, 1], ["x"], ["1"]),
     "page_of_namespace": ("1", "", None, "00000005", "{}", 10),
     "page_of_thread": ("1", None, None, "{}", None, None, 10),
     "batch": (
@@ -181,6 +183,27 @@ def test_the_latest_checkpoint_is_one_row_of_the_index_backwards(filled: tuple[s
             for name in ("select_latest", "select_many"):
                 plan = _plan(connection, getattr(statements, name), _ARGUMENTS[name], mode)
                 assert "Index Scan Backward using checkpoints_pkey" in plan, plan
+
+
+def test_a_walk_that_was_planned_on_a_small_table_does_not_scan_it(
+    server: Server, shared_database: str
+) -> None:
+    """The plan is kept while the table grows."""
+    statements = Statements("small")
+    with psycopg.connect(server.dsn(shared_database), autocommit=True) as connection:
+        connection.execute(all_ddl(statements).encode())
+        connection.execute("SET search_path = small")
+        connection.execute(
+            """
+            INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, langgraph_v, metadata, body)
+            SELECT '1', '', lpad(c::text, 8, '0'), 4, '{}', repeat('b', 300)::bytea FROM generate_series(1, 50) AS c
+            """
+        )
+        connection.execute("ANALYZE checkpoints")
+        query = statements.select_delta_path
+        plan = _plan(connection, query, _ARGUMENTS["select_delta_path"], "force_generic_plan")
+        connection.execute("DROP SCHEMA small CASCADE")
+    assert re.search(r"Index Scan using checkpoints_pkey on checkpoints a\b", plan), plan
 
 
 # --- what the keys' limits promise ------------------------------------------------------------------

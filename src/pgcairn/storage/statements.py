@@ -91,6 +91,8 @@ class Statements:
         self.select_latest = self._tuples("select_latest", "source_latest")
         self.select_exact = self._tuples("select_exact", "source_exact")
         self.select_many = self._tuples("select_many", "source_many")
+        self.select_delta_path = self._single("select_delta_path")
+        self.select_delta_rows = self._single("select_delta_rows")
         self.page_of_namespace = self._tuples("page_of_namespace", "source_page_of_namespace", ordered=True)
         self.page_of_thread = self._tuples("page_of_thread", "source_page_of_thread", ordered=True)
         self.page_of_all = self._tuples("page_of_all", "source_page_of_all", ordered=True)
