@@ -15,6 +15,7 @@ import operator
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 import orjson
@@ -25,8 +26,15 @@ from pgcairn.codec import body as body_codec
 from pgcairn.codec.bases import Bases, can_be_base
 from pgcairn.codec.compression import FrameError
 from pgcairn.codec.serde import Codec
-from pgcairn.connection.pool import Pool, Session, run_retried
-from pgcairn.errors import ClosedError, OutcomeUnknown, PgcairnError, StoredDataError, UnavailableError
+from pgcairn.connection.pool import Pool, Session, give_up_at, run_retried
+from pgcairn.errors import (
+    ClosedError,
+    DatabaseError,
+    OutcomeUnknown,
+    PgcairnError,
+    StoredDataError,
+    UnavailableError,
+)
 from pgcairn.settings import Settings
 from pgcairn.storage.repository import Page, Repository, StoredTuple
 from pgcairn.telemetry import Counters
@@ -42,15 +50,22 @@ _SLOTS = 2
 # A listing's first page is small, because many ask for one row and the size of rows is not known yet.
 _FIRST_PAGE_ROWS = 8
 
+# Reads whose deadlines are this close to each other fail together (guess).
+_DEADLINE_SLACK_SECONDS = 0.25
+
 _CUT_SHORT = "The saver was closed before the database answered."
 
 # LangGraph's name of the channel that held Sends in the parent's writes before format 4.
 _TASKS = "__pregel_tasks"
 
 
-class _Request(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Request:
     key: Key
     answer: asyncio.Future[StoredTuple | None]
+    asked_at: float
+    give_up_at: float | None = None
+    """Set when it is tried for the first time."""
 
 
 class Reader:
@@ -91,15 +106,15 @@ class Reader:
         """
         if self._closed:
             raise ClosedError(thread_id=key[0])
-        started = time.perf_counter()
+        started = time.monotonic()
         answer: asyncio.Future[StoredTuple | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(key, answer))
+        self._waiting.append(_Request(key, answer, started))
         if self._busy < self._slots:
             self._busy += 1
             self._spawn(self._answer_all(), "pgcairn-read")
         stored = await answer
         self._counters.reads += 1
-        self._counters.read_latency.observe(time.perf_counter() - started)
+        self._counters.read_latency.observe(time.monotonic() - started)
         return stored
 
     async def _answer_all(self) -> None:
@@ -117,21 +132,28 @@ class Reader:
 
     async def _answer(self, group: list[_Request]) -> None:
         keys = list(dict.fromkeys(request.key for request in group))
+        deadline_seconds = self._settings.retry_deadline_seconds
+        for request in group:
+            if request.give_up_at is None:
+                request.give_up_at = give_up_at(request.asked_at, deadline_seconds)
+        first = min(request.give_up_at or 0.0 for request in group)
         try:
-            found = await self._retried(lambda session: self._select(session, keys))
+            found = await self._retried(lambda session: self._select(session, keys), first - time.monotonic())
         except BaseException as error:
-            for request in group:
-                if not request.answer.done():
-                    if isinstance(error, PgcairnError):
-                        request.answer.set_exception(error.for_thread(request.key[0]))
-                    else:
-                        failure: PgcairnError = (
-                            ClosedError(_CUT_SHORT, thread_id=request.key[0])
-                            if self._closed
-                            else PgcairnError("The read was interrupted.", thread_id=request.key[0])
-                        )
-                        failure.__cause__ = error
-                        request.answer.set_exception(failure)
+            if isinstance(error, DatabaseError) and len(group) > 1:
+                # It concerns one of them, perhaps: a row that the server cannot read.
+                middle = len(group) // 2
+                await self._answer(group[:middle])
+                await self._answer(group[middle:])
+                return
+            if isinstance(error, UnavailableError):
+                # Each has a deadline of its own; those that have time left wait on.
+                now = time.monotonic() + _DEADLINE_SLACK_SECONDS
+                self._waiting.extendleft(
+                    request for request in reversed(group) if (request.give_up_at or 0.0) > now
+                )
+                group = [request for request in group if (request.give_up_at or 0.0) <= now]
+            self._refuse(group, error)
             if not isinstance(error, Exception):
                 raise  # cancelled, by ``close``; after an error the others that wait are still to be answered
             return
@@ -142,6 +164,21 @@ class Reader:
         for request in group:
             if not request.answer.done():
                 request.answer.set_result(found.get(request.key))
+
+    def _refuse(self, group: Sequence[_Request], error: BaseException) -> None:
+        for request in group:
+            if request.answer.done():
+                continue
+            if isinstance(error, PgcairnError):
+                request.answer.set_exception(error.for_thread(request.key[0]))
+                continue
+            failure: PgcairnError = (
+                ClosedError(_CUT_SHORT, thread_id=request.key[0])
+                if self._closed
+                else PgcairnError("The read was interrupted.", thread_id=request.key[0])
+            )
+            failure.__cause__ = error
+            request.answer.set_exception(failure)
 
     async def _select(self, session: Session, keys: Sequence[Key]) -> dict[Key, StoredTuple]:
         if len(keys) == 1:
@@ -229,8 +266,11 @@ class Reader:
         if not task.cancelled():
             task.exception()  # its callers have it, or left
 
-    async def _retried(self, operation: Callable[[Session], Awaitable[T]]) -> T:
-        deadline_seconds = self._settings.retry_deadline_seconds
+    async def _retried(
+        self, operation: Callable[[Session], Awaitable[T]], deadline_seconds: float | None = None
+    ) -> T:
+        if deadline_seconds is None:
+            deadline_seconds = self._settings.retry_deadline_seconds
         try:
             return await run_retried(self._pool, self._counters, deadline_seconds, operation)
         except OutcomeUnknown as error:

@@ -278,6 +278,16 @@ class Runner(Protocol):
         ...
 
 
+# A call whose turn comes late is still tried for this long (guess: a restart of the server).
+_LEAST_PATIENCE_SECONDS = 5.0
+
+
+def give_up_at(asked_at: float, deadline_seconds: float) -> float:
+    """When a call is given up that was made at ``asked_at`` and is tried for the first time now (``time.monotonic()``)."""
+    least = min(deadline_seconds, _LEAST_PATIENCE_SECONDS)
+    return max(asked_at + deadline_seconds, time.monotonic() + least)
+
+
 # Guess: the first pause is shorter than a PostgreSQL restart, the longest does not delay recovery noticeably.
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
