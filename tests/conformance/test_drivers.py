@@ -515,6 +515,34 @@ async def test_a_transaction_commits_at_its_end(dsn: str, pool: Pool, schema: st
         assert book.seen() == [1, 2, 3], "outside a transaction a statement is its own"
 
 
+LEVEL = query("SELECT current_setting('transaction_isolation')")
+
+
+async def test_a_transaction_can_insist_on_read_committed(
+    database: str, open_pool: OpenPool, server: Server
+) -> None:
+    name = conninfo_to_dict(database)["dbname"]
+    server.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    async with open_pool(database, max_size=1) as pool:
+        for _ in range(2):  # the session is left as it was
+            async with pool.acquire() as session:
+                async with session.transaction(read_committed=True):
+                    assert list(await session.fetch(LEVEL, ())) == [("read committed",)]
+                    async with session.transaction(read_committed=True):
+                        assert list(await session.fetch(LEVEL, ())) == [("read committed",)]
+                async with session.transaction():
+                    assert list(await session.fetch(LEVEL, ())) == [("repeatable read",)]
+                    async with session.transaction(
+                        read_committed=True
+                    ):  # a savepoint has no level of its own
+                        assert list(await session.fetch(LEVEL, ())) == [("repeatable read",)]
+                with pytest.raises(RejectedError):
+                    async with session.transaction(read_committed=True):
+                        await fail_with(session, "23514")
+                async with session.transaction():
+                    assert list(await session.fetch(LEVEL, ())) == [("repeatable read",)]
+
+
 async def test_a_transaction_that_raises_is_rolled_back(dsn: str, pool: Pool, schema: str) -> None:
     mine = Unrelated()
 

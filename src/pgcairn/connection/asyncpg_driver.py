@@ -114,12 +114,13 @@ class AsyncpgSession:
             raise mapped from error
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[None]:
+    async def transaction(self, *, read_committed: bool = False) -> AsyncIterator[None]:
         """See ``Session.transaction``."""
         self._counters.statements += 2
         self._counters.round_trips += 2
         try:
-            async with self._connection.transaction():
+            begins = read_committed and not self._connection.is_in_transaction()
+            async with self._connection.transaction(isolation="read_committed" if begins else None):
                 yield
         except PgcairnError:
             raise

@@ -72,8 +72,14 @@ class Session(Protocol):
         """Run DDL: one or more statements without parameters. Raises as ``fetch`` does."""
         ...
 
-    def transaction(self) -> AbstractAsyncContextManager[None]:
-        """A transaction around several statements; a savepoint if one is open already."""
+    def transaction(self, *, read_committed: bool = False) -> AbstractAsyncContextManager[None]:
+        """A transaction around several statements; a savepoint if one is open already.
+
+        Args:
+            read_committed: Begin at READ COMMITTED whatever the database's or the role's default is: for
+                transactions whose later statements must see what others committed meanwhile. A savepoint
+                has the level of the transaction around it.
+        """
         ...
 
 
@@ -219,6 +225,15 @@ def error_for(sqlstate: str, message: str) -> PgcairnError:
 
 
 # --- repeating what may be repeated ---------------------------------------------------------------
+
+
+class Runner(Protocol):
+    """Runs operations on sessions of its choice, each until it succeeded or its deadline has passed."""
+
+    async def __call__(self, operation: Callable[[Session], Awaitable[T]], /) -> T:
+        """See ``run_retried``."""
+        ...
+
 
 # Guess: the first pause is shorter than a PostgreSQL restart, the longest does not delay recovery noticeably.
 _FIRST_PAUSE_SECONDS = 0.02

@@ -18,7 +18,7 @@ from typing import Any
 
 import psycopg
 import psycopg_pool
-from psycopg import AsyncConnection, AsyncRawCursor
+from psycopg import AsyncConnection, AsyncRawCursor, IsolationLevel
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg_pool import AsyncConnectionPool
@@ -106,17 +106,26 @@ class PsycopgSession:
             raise self._failed(error) from error
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[None]:
+    async def transaction(self, *, read_committed: bool = False) -> AsyncIterator[None]:
         """See ``Session.transaction``."""
         self._counters.statements += 2
         self._counters.round_trips += 2
         self.detach()
+        connection = self._connection
+        level = connection.isolation_level
+        begins = read_committed and connection.info.transaction_status == TransactionStatus.IDLE
         try:
-            async with self._connection.transaction():
-                try:
-                    yield
-                finally:
-                    self.detach()
+            if begins:  # only what BEGIN will say: no round trip
+                await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+            try:
+                async with connection.transaction():
+                    try:
+                        yield
+                    finally:
+                        self.detach()
+            finally:
+                if begins and connection.info.transaction_status == TransactionStatus.IDLE:
+                    await connection.set_isolation_level(level)
         except psycopg.Error as error:
             raise self._failed(error) from error
 

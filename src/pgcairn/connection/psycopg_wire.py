@@ -62,6 +62,7 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "bytea": bytes,
     "int4": _INT.pack,
     "int8": _BIGINT.pack,
+    "bool": lambda value: b"\x01" if value else b"\x00",
     "text[]": _texts,
     "bytea[]": lambda values: _pack(list(values), _BYTEA),
     "int4[]": lambda values: _pack(list(map(_INT.pack, values)), _INT4),
