@@ -86,6 +86,16 @@ class Statements:
         self.try_setup_lock = self._single("try_setup_lock")
         self.schema_bytes = self._single("schema_bytes")
         self.count_sessions = self._single("count_sessions")
+        self.select_prunable = self._single("select_prunable")
+        self.select_runs = self._single("select_runs")
+        self.lock_checkpoints = self._single("lock_checkpoints")
+        self.remove_checkpoints = self._single("remove_checkpoints")
+        self.relink_checkpoints = self._single("relink_checkpoints")
+        self.select_unreferenced = self._single("select_unreferenced")
+        self.lock_values = self._single("lock_values")
+        self.delete_values = self._single("delete_values")
+        self.lock_copy_target = self._single("lock_copy_target")
+        self.copy_thread = self._single("copy_thread")
         self.select_latest = self._tuples("select_latest", "source_latest")
         self.select_exact = self._tuples("select_exact", "source_exact")
         self.select_many = self._tuples("select_many", "source_many")
@@ -125,7 +135,11 @@ class Statements:
         return singles + [self.batch(shape) for shape in shapes]
 
     def _single(self, name: str) -> Query:
-        return self._query(name, _texts()[name])
+        texts = _texts()
+        text = texts[name]
+        for part in ("needed_checkpoints", "needed_values"):  # both take $1 for the thread, as the whole does
+            text = text.replace(f"/* {part.replace('_', ' ')} */", texts[f"part_{part}"])
+        return self._query(name, text)
 
     def _tuples(self, name: str, source: str, *, ordered: bool = False) -> Query:
         texts = _texts()
