@@ -2,12 +2,58 @@
 --
 -- The link of a checkpoint to its parent is in parent_checkpoint_id while the parent is visible, in
 -- hidden_parent_id while it is hidden, whether the checkpoint itself is visible or hidden.
+--
+-- Rows that were named beforehand are looked up one by one (LATERAL, LIMIT 1 or OFFSET 0) and deleted by their place
+-- (ctid), never joined: a join is planned by the mean size of a thread, and those worth pruning are far larger.
 
--- name: part_needed_checkpoints :part
--- The ancestors that the checkpoints of `rests` (checkpoint_ns, parent_id, langgraph_v, counters) cannot do without,
--- each with how far the need reaches beyond it: a DeltaChannel is rebuilt from as many ancestors as supersteps have
--- passed since its snapshot (all, where the counters are not understood), and below LangGraph's format 4 the Sends are
--- among the parent's writes. $1 thread. Index: checkpoints_pkey, writes_pkey, one probe per ancestor.
+-- name: select_places :many
+-- The checkpoints of a thread: per namespace the ids of the visible and of the hidden ones, in no order. $1 thread.
+-- Index: checkpoints_pkey, by its first column.
+SELECT
+    p.checkpoint_ns,
+    array_agg(p.checkpoint_id) FILTER (WHERE NOT p.hidden),
+    array_agg(p.checkpoint_id) FILTER (WHERE p.hidden)
+FROM /* schema */checkpoints AS p
+WHERE p.thread_id = $1::text
+GROUP BY p.checkpoint_ns
+
+-- name: select_roots :many
+-- The root checkpoints that some checkpoints' subgraph calls started from: (namespace, root checkpoint or null).
+-- $1 thread, $2 namespaces, $3 checkpoints. Index: checkpoints_pkey, one probe per row.
+SELECT g.checkpoint_ns, p.root_id
+FROM unnest($2::text[], $3::text[]) AS g (checkpoint_ns, checkpoint_id)
+CROSS JOIN LATERAL (
+    SELECT p.metadata -> 'parents' ->> '' AS root_id
+    FROM /* schema */checkpoints AS p
+    WHERE p.thread_id = $1::text AND p.checkpoint_ns = g.checkpoint_ns AND p.checkpoint_id = g.checkpoint_id
+    LIMIT 1
+) AS p
+
+-- name: select_needed :many
+-- The ancestors that checkpoints cannot do without: those of the named checkpoints, and those of all visible ones whose
+-- id is above $4. A DeltaChannel is rebuilt from as many ancestors as supersteps have passed since its snapshot
+-- (from all, where the counters are not understood); below LangGraph's format 4 the Sends are among the parent's writes.
+-- $1 thread, $2 namespaces, $3 checkpoints, $4 id. Index: checkpoints_pkey, a range and one probe per ancestor;
+-- writes_pkey, one range per checkpoint below format 4.
+WITH RECURSIVE rests AS MATERIALIZED (
+    SELECT p.*
+    FROM unnest($2::text[], $3::text[]) AS g (checkpoint_ns, checkpoint_id)
+    CROSS JOIN LATERAL (
+        SELECT
+            p.checkpoint_ns, coalesce(p.hidden_parent_id, p.parent_checkpoint_id) AS parent_id, p.langgraph_v,
+            p.metadata -> 'counters_since_delta_snapshot' AS counters
+        FROM /* schema */checkpoints AS p
+        WHERE p.thread_id = $1::text AND p.checkpoint_ns = g.checkpoint_ns AND p.checkpoint_id = g.checkpoint_id
+        LIMIT 1
+    ) AS p
+    UNION ALL
+    SELECT
+        p.checkpoint_ns, coalesce(p.hidden_parent_id, p.parent_checkpoint_id), p.langgraph_v,
+        p.metadata -> 'counters_since_delta_snapshot'
+    FROM /* schema */checkpoints AS p
+    WHERE p.thread_id = $1::text AND p.checkpoint_id > $4::text AND NOT p.hidden
+        AND (p.langgraph_v < 4 OR p.metadata ? 'counters_since_delta_snapshot')
+),
 needed (checkpoint_ns, checkpoint_id, distance) AS (
     SELECT k.checkpoint_ns, k.parent_id, d.distance
     FROM rests AS k
@@ -24,13 +70,15 @@ needed (checkpoint_ns, checkpoint_id, distance) AS (
                 )
                 WHEN k.counters IS NOT NULL THEN 1000000
             END,
-            CASE WHEN k.langgraph_v < 4 AND EXISTS (
-                SELECT
+            CASE WHEN k.langgraph_v < 4 THEN (
+                SELECT 1
                 FROM /* schema */writes AS w
                 WHERE w.thread_id = $1::text AND w.checkpoint_ns = k.checkpoint_ns
                     AND w.checkpoint_id = k.parent_id AND w.channel = '__pregel_tasks'
-            ) THEN 1 END
+                LIMIT 1
+            ) END
         ) AS distance
+        OFFSET 0
     ) AS d
     WHERE k.parent_id IS NOT NULL AND d.distance >= 1
     UNION
@@ -44,75 +92,7 @@ needed (checkpoint_ns, checkpoint_id, distance) AS (
     ) AS p
     WHERE n.distance > 1 AND p.parent_id IS NOT NULL
 )
-
--- name: select_prunable :many
--- What a prune of one thread removes: per namespace the ids, newest first. The root namespace comes last: a subgraph
--- call goes by its root checkpoint, so it must be gone before that is.
--- A namespace of a call (it has a ":") goes whole once its newest checkpoint's root checkpoint is stored and not
--- kept. Of every other namespace the newest visible checkpoints are kept. Hidden ones go that no kept one needs.
--- $1 thread, $2 how many to keep, $3 whether calls go with their root checkpoints.
--- Index: checkpoints_pkey, by its first column, once; then one probe per kept checkpoint and needed ancestor.
-WITH RECURSIVE ranked AS MATERIALIZED (
-    SELECT
-        p.checkpoint_ns, p.checkpoint_id, p.hidden,
-        row_number() OVER (PARTITION BY p.checkpoint_ns, p.hidden ORDER BY p.checkpoint_id DESC) AS place
-    FROM /* schema */checkpoints AS p
-    WHERE p.thread_id = $1::text
-),
-calls AS MATERIALIZED (
-    SELECT r.checkpoint_ns
-    FROM ranked AS r
-    CROSS JOIN LATERAL (
-        SELECT p.metadata -> 'parents' ->> '' AS root_id
-        FROM /* schema */checkpoints AS p
-        WHERE p.thread_id = $1::text AND p.checkpoint_ns = r.checkpoint_ns AND p.checkpoint_id = r.checkpoint_id
-        LIMIT 1
-    ) AS h
-    WHERE $3::bool AND r.place = 1 AND NOT r.hidden AND strpos(r.checkpoint_ns, ':') > 0
-        AND h.root_id <> ALL (
-            ARRAY(SELECT k.checkpoint_id FROM ranked AS k WHERE k.checkpoint_ns = '' AND NOT k.hidden AND k.place <= $2::int4)
-        )
-        AND EXISTS (
-            SELECT
-            FROM /* schema */checkpoints AS p
-            WHERE p.thread_id = $1::text AND p.checkpoint_ns = '' AND p.checkpoint_id = h.root_id
-        )
-),
-kept AS MATERIALIZED (
-    SELECT r.checkpoint_ns, r.checkpoint_id
-    FROM ranked AS r
-    WHERE NOT r.hidden AND r.place <= $2::int4 AND r.checkpoint_ns NOT IN (SELECT c.checkpoint_ns FROM calls AS c)
-),
-rests AS (
-    SELECT p.*
-    FROM kept AS k
-    CROSS JOIN LATERAL (
-        SELECT
-            p.checkpoint_ns, coalesce(p.hidden_parent_id, p.parent_checkpoint_id) AS parent_id, p.langgraph_v,
-            p.metadata -> 'counters_since_delta_snapshot' AS counters
-        FROM /* schema */checkpoints AS p
-        WHERE p.thread_id = $1::text AND p.checkpoint_ns = k.checkpoint_ns AND p.checkpoint_id = k.checkpoint_id
-        LIMIT 1
-    ) AS p
-),
-/* needed checkpoints */,
-gone AS (
-    (
-        SELECT r.checkpoint_ns, r.checkpoint_id FROM ranked AS r WHERE NOT r.hidden
-        EXCEPT
-        SELECT k.checkpoint_ns, k.checkpoint_id FROM kept AS k
-    )
-    UNION ALL
-    (
-        SELECT r.checkpoint_ns, r.checkpoint_id FROM ranked AS r WHERE r.hidden
-        EXCEPT
-        SELECT n.checkpoint_ns, n.checkpoint_id FROM needed AS n
-    )
-)
-SELECT g.checkpoint_ns, array_agg(g.checkpoint_id ORDER BY g.checkpoint_id DESC)
-FROM gone AS g
-GROUP BY g.checkpoint_ns
-ORDER BY g.checkpoint_ns = '', g.checkpoint_ns
+SELECT DISTINCT n.checkpoint_ns, n.checkpoint_id FROM needed AS n
 
 -- name: select_runs :many
 -- The visible checkpoints of some runs: per thread and namespace the ids, newest first; the root namespace last.
@@ -124,8 +104,9 @@ GROUP BY p.thread_id, p.checkpoint_ns
 ORDER BY p.thread_id, p.checkpoint_ns = '', p.checkpoint_ns
 
 -- name: lock_checkpoints :one
--- Waits for whoever is replacing or removing one of these checkpoints, and keeps others from it.
--- $1 thread, $2 namespaces, $3 checkpoints, sorted by key.
+-- Waits for whoever is replacing or removing one of these checkpoints, and keeps others from it. Must be a statement of
+-- its own before hide_checkpoints and delete_checkpoints: those find rows by their place, which must not change under
+-- them, or a part of what belongs together would stay. $1 thread, $2 namespaces, $3 checkpoints, sorted by key.
 -- Index: checkpoints_pkey, one probe per row. Locks: FOR UPDATE on the rows, in the order of the key, until commit.
 SELECT count(*)
 FROM unnest($2::text[], $3::text[]) AS g (checkpoint_ns, checkpoint_id)
@@ -136,89 +117,94 @@ CROSS JOIN LATERAL (
     FOR UPDATE
 ) AS locked
 
--- name: remove_checkpoints :one
--- Removes checkpoints: deletes them with their writes, or hides those that a checkpoint beside them still needs.
--- After lock_checkpoints, in a statement of its own, so that it decides on what others have committed by then.
--- How many visible ones went out of sight, how many of them only were hidden, how many writes were deleted.
--- $1 thread, $2 namespaces, $3 checkpoints, $4 no checkpoint below this id rests on one of them ('' if not known).
--- Index: checkpoints_pkey, writes_pkey. Locks: the removed and the hidden rows.
-WITH RECURSIVE gone AS MATERIALIZED (
-    SELECT g.checkpoint_ns, g.checkpoint_id
+-- name: hide_checkpoints :execrows
+-- Takes visible checkpoints out of sight, after lock_checkpoints. $1 thread, $2 namespaces, $3 checkpoints.
+-- Index: checkpoints_pkey, one probe per row. Locks: the rows, until commit.
+WITH found AS MATERIALIZED (
+    SELECT p.ctid
     FROM unnest($2::text[], $3::text[]) AS g (checkpoint_ns, checkpoint_id)
-),
-rests AS (
-    SELECT
-        p.checkpoint_ns, coalesce(p.hidden_parent_id, p.parent_checkpoint_id) AS parent_id, p.langgraph_v,
-        p.metadata -> 'counters_since_delta_snapshot' AS counters
-    FROM /* schema */checkpoints AS p
-    WHERE p.thread_id = $1::text AND p.checkpoint_ns = ANY (ARRAY(SELECT DISTINCT g.checkpoint_ns FROM gone AS g))
-        AND p.checkpoint_id >= $4::text AND NOT p.hidden
-        AND (p.langgraph_v < 4 OR p.metadata ? 'counters_since_delta_snapshot')
-        AND (p.checkpoint_ns, p.checkpoint_id) NOT IN (SELECT g.checkpoint_ns, g.checkpoint_id FROM gone AS g)
-),
-/* needed checkpoints */,
-doomed AS MATERIALIZED (
-    SELECT p.checkpoint_ns, p.checkpoint_id
-    FROM (
-        SELECT g.checkpoint_ns, g.checkpoint_id FROM gone AS g
-        EXCEPT
-        SELECT n.checkpoint_ns, n.checkpoint_id FROM needed AS n
-    ) AS g
     CROSS JOIN LATERAL (
-        SELECT p.checkpoint_ns, p.checkpoint_id
+        SELECT p.ctid
+        FROM /* schema */checkpoints AS p
+        WHERE p.thread_id = $1::text AND p.checkpoint_ns = g.checkpoint_ns AND p.checkpoint_id = g.checkpoint_id
+            AND NOT p.hidden
+        LIMIT 1
+    ) AS p
+)
+UPDATE /* schema */checkpoints AS p
+SET hidden = true
+WHERE p.thread_id = $1::text AND p.ctid = ANY (ARRAY(SELECT f.ctid FROM found AS f))
+
+-- name: delete_checkpoints :one
+-- Deletes checkpoints with their writes, after lock_checkpoints. How many of them were visible, how many writes went.
+-- $1 thread, $2 namespaces, $3 checkpoints.
+-- Index: checkpoints_pkey and writes_pkey, one probe per checkpoint. Locks: the rows, until commit.
+WITH found AS MATERIALIZED (
+    SELECT p.ctid, p.checkpoint_ns, p.checkpoint_id
+    FROM unnest($2::text[], $3::text[]) AS g (checkpoint_ns, checkpoint_id)
+    CROSS JOIN LATERAL (
+        SELECT p.ctid, p.checkpoint_ns, p.checkpoint_id
         FROM /* schema */checkpoints AS p
         WHERE p.thread_id = $1::text AND p.checkpoint_ns = g.checkpoint_ns AND p.checkpoint_id = g.checkpoint_id
         LIMIT 1
     ) AS p
 ),
-hidden AS (
-    UPDATE /* schema */checkpoints AS p
-    SET hidden = true
-    FROM (
-        SELECT g.checkpoint_ns, g.checkpoint_id FROM gone AS g
-        INTERSECT
-        SELECT n.checkpoint_ns, n.checkpoint_id FROM needed AS n
-    ) AS g
-    WHERE p.thread_id = $1::text AND p.checkpoint_ns = g.checkpoint_ns AND p.checkpoint_id = g.checkpoint_id
-        AND NOT p.hidden
-    RETURNING 1
-),
 deleted_writes AS (
     DELETE FROM /* schema */writes AS w
-    USING doomed AS d
-    WHERE w.thread_id = $1::text AND w.checkpoint_ns = d.checkpoint_ns AND w.checkpoint_id = d.checkpoint_id
+    WHERE w.thread_id = $1::text AND w.ctid = ANY (
+        ARRAY(
+            SELECT x.ctid
+            FROM found AS f
+            CROSS JOIN LATERAL (
+                SELECT w.ctid
+                FROM /* schema */writes AS w
+                WHERE w.thread_id = $1::text AND w.checkpoint_ns = f.checkpoint_ns
+                    AND w.checkpoint_id = f.checkpoint_id
+                OFFSET 0
+            ) AS x
+        )
+    )
     RETURNING 1
 ),
 deleted AS (
     DELETE FROM /* schema */checkpoints AS p
-    USING doomed AS d
-    WHERE p.thread_id = $1::text AND p.checkpoint_ns = d.checkpoint_ns AND p.checkpoint_id = d.checkpoint_id
+    WHERE p.thread_id = $1::text AND p.ctid = ANY (ARRAY(SELECT f.ctid FROM found AS f))
     RETURNING p.hidden
 )
-SELECT
-    (SELECT count(*) FROM hidden) + (SELECT count(*) FROM deleted WHERE NOT deleted.hidden),
-    (SELECT count(*) FROM hidden),
-    (SELECT count(*) FROM deleted_writes)
+SELECT (SELECT count(*) FROM deleted WHERE NOT deleted.hidden), (SELECT count(*) FROM deleted_writes)
 
 -- name: relink_checkpoints :execrows
--- Brings the links of a thread's checkpoints up to date: a parent that is gone is no parent any more, one that is
--- hidden, or that is visible again, changes its column. A checkpoint below LangGraph's format 4 keeps the link to a
--- parent that was never stored as long as its Sends are there.
--- $1 thread, $2 namespaces, or null for all, $3 only checkpoints from this id on.
--- Index: checkpoints_pkey; one probe per checkpoint for its parent. Locks: the changed rows.
-UPDATE /* schema */checkpoints AS c
-SET parent_checkpoint_id = l.parent_id, hidden_parent_id = l.hidden_id
-FROM (
+-- Brings links up to date, those of the named checkpoints and of all whose id is above $4: a parent that is gone is no
+-- parent any more, one that is hidden, or that is visible again, changes its column. A checkpoint below LangGraph's
+-- format 4 keeps the link to a parent that was never stored as long as its Sends are there.
+-- $1 thread, $2 namespaces, $3 checkpoints, $4 id.
+-- Index: checkpoints_pkey, a range, one probe per checkpoint and one for its parent; writes_pkey. Locks: the changed rows.
+WITH linked AS MATERIALIZED (
+    SELECT p.*
+    FROM unnest($2::text[], $3::text[]) AS g (checkpoint_ns, checkpoint_id)
+    CROSS JOIN LATERAL (
+        SELECT p.ctid, p.checkpoint_ns, p.langgraph_v, p.parent_checkpoint_id, p.hidden_parent_id
+        FROM /* schema */checkpoints AS p
+        WHERE p.thread_id = $1::text AND p.checkpoint_ns = g.checkpoint_ns AND p.checkpoint_id = g.checkpoint_id
+        LIMIT 1
+    ) AS p
+    UNION
+    SELECT p.ctid, p.checkpoint_ns, p.langgraph_v, p.parent_checkpoint_id, p.hidden_parent_id
+    FROM /* schema */checkpoints AS p
+    WHERE p.thread_id = $1::text AND p.checkpoint_id > $4::text
+),
+relinked AS MATERIALIZED (
     SELECT
-        c.checkpoint_ns, c.checkpoint_id,
+        c.ctid AS place, c.parent_checkpoint_id, c.hidden_parent_id,
         CASE WHEN p.hidden = false THEN k.link END AS parent_id,
-        CASE WHEN p.hidden OR (p.hidden IS NULL AND c.langgraph_v < 4 AND EXISTS (
-            SELECT
+        CASE WHEN p.hidden OR (p.hidden IS NULL AND c.langgraph_v < 4 AND (
+            SELECT true
             FROM /* schema */writes AS w
             WHERE w.thread_id = $1::text AND w.checkpoint_ns = c.checkpoint_ns
                 AND w.checkpoint_id = k.link AND w.channel = '__pregel_tasks'
+            LIMIT 1
         )) THEN k.link END AS hidden_id
-    FROM /* schema */checkpoints AS c
+    FROM linked AS c
     CROSS JOIN LATERAL (SELECT coalesce(c.hidden_parent_id, c.parent_checkpoint_id) AS link) AS k
     LEFT JOIN LATERAL (
         SELECT p.hidden
@@ -226,11 +212,13 @@ FROM (
         WHERE p.thread_id = $1::text AND p.checkpoint_ns = c.checkpoint_ns AND p.checkpoint_id = k.link
         LIMIT 1
     ) AS p ON true
-    WHERE c.thread_id = $1::text AND ($2::text[] IS NULL OR c.checkpoint_ns = ANY ($2::text[]))
-        AND c.checkpoint_id >= $3::text AND k.link IS NOT NULL
-) AS l
-WHERE c.thread_id = $1::text AND c.checkpoint_ns = l.checkpoint_ns AND c.checkpoint_id = l.checkpoint_id
-    AND (c.parent_checkpoint_id IS DISTINCT FROM l.parent_id OR c.hidden_parent_id IS DISTINCT FROM l.hidden_id)
+    WHERE k.link IS NOT NULL
+)
+UPDATE /* schema */checkpoints AS c
+SET parent_checkpoint_id = l.parent_id, hidden_parent_id = l.hidden_id
+FROM relinked AS l
+WHERE c.thread_id = $1::text AND c.ctid = l.place
+    AND (l.parent_checkpoint_id IS DISTINCT FROM l.parent_id OR l.hidden_parent_id IS DISTINCT FROM l.hidden_id)
 
 -- name: part_needed_values :part
 -- The values that checkpoints refer to (`referenced`: checkpoint_ns, channel, version), and those that are needed to
@@ -307,9 +295,19 @@ doomed AS MATERIALIZED (
 ),
 deleted AS (
     DELETE FROM /* schema */channel_values AS v
-    USING doomed AS d
-    WHERE v.thread_id = $1::text AND v.checkpoint_ns = d.checkpoint_ns
-        AND v.channel = d.channel AND v.version = d.version
+    WHERE v.thread_id = $1::text AND v.ctid = ANY (
+        ARRAY(
+            SELECT x.ctid
+            FROM doomed AS d
+            CROSS JOIN LATERAL (
+                SELECT v.ctid
+                FROM /* schema */channel_values AS v
+                WHERE v.thread_id = $1::text AND v.checkpoint_ns = d.checkpoint_ns
+                    AND v.channel = d.channel AND v.version = d.version
+                LIMIT 1
+            ) AS x
+        )
+    )
     RETURNING 1
 )
 SELECT count(*) FROM deleted

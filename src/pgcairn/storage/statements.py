@@ -86,10 +86,13 @@ class Statements:
         self.try_setup_lock = self._single("try_setup_lock")
         self.schema_bytes = self._single("schema_bytes")
         self.count_sessions = self._single("count_sessions")
-        self.select_prunable = self._single("select_prunable")
+        self.select_places = self._single("select_places")
+        self.select_roots = self._single("select_roots")
+        self.select_needed = self._single("select_needed")
         self.select_runs = self._single("select_runs")
         self.lock_checkpoints = self._single("lock_checkpoints")
-        self.remove_checkpoints = self._single("remove_checkpoints")
+        self.hide_checkpoints = self._single("hide_checkpoints")
+        self.delete_checkpoints = self._single("delete_checkpoints")
         self.relink_checkpoints = self._single("relink_checkpoints")
         self.select_unreferenced = self._single("select_unreferenced")
         self.lock_values = self._single("lock_values")
@@ -136,10 +139,8 @@ class Statements:
 
     def _single(self, name: str) -> Query:
         texts = _texts()
-        text = texts[name]
-        for part in ("needed_checkpoints", "needed_values"):  # both take $1 for the thread, as the whole does
-            text = text.replace(f"/* {part.replace('_', ' ')} */", texts[f"part_{part}"])
-        return self._query(name, text)
+        # Its $1 is the thread, as it is in the statements that it is part of.
+        return self._query(name, texts[name].replace("/* needed values */", texts["part_needed_values"]))
 
     def _tuples(self, name: str, source: str, *, ordered: bool = False) -> Query:
         texts = _texts()

@@ -7,8 +7,8 @@ seam.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple, cast
 
 from pgcairn.connection.pool import Session
 from pgcairn.storage.statements import Statements
@@ -21,8 +21,27 @@ ValuePlace = tuple[str, str, str]
 
 # "pgcairn" in ASCII: the first argument of our advisory locks is a hash, which somebody else's could equal.
 _LOCK_SEED = int.from_bytes(b"pgcairn", "big")
-# More than any namespace has.
-_ALL = 2**31 - 1
+
+
+def _columns(places: Sequence[Place]) -> tuple[list[str], list[str]]:
+    return [place[0] for place in places], [place[1] for place in places]
+
+
+class Checkpoints(NamedTuple):
+    """The checkpoints of a namespace, newest first.
+
+    Attributes:
+        visible: What readers see.
+        hidden: What is kept for their sake.
+    """
+
+    visible: list[str]
+    hidden: list[str]
+
+    @property
+    def newest(self) -> str:
+        """The newest of all; there is at least one."""
+        return max(self.visible[:1] + self.hidden[:1])
 
 
 class Removed(NamedTuple):
@@ -63,17 +82,29 @@ class ThreadRepository:
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    async def select_prunable(self, session: Session, thread_id: str, keep_last: int) -> list[Place]:
-        """What a prune removes, in the order in which it is to go."""
-        return await self._select_prunable(session, (thread_id, keep_last, True))
+    async def select_places(self, session: Session, thread_id: str) -> dict[str, Checkpoints]:
+        """The checkpoints of a thread by namespace."""
+        rows = await session.fetch(self._statements.select_places, (thread_id,))
+        return {
+            checkpoint_ns: Checkpoints(
+                sorted(visible or (), reverse=True), sorted(hidden or (), reverse=True)
+            )
+            for checkpoint_ns, visible, hidden in rows
+        }
 
-    async def select_superfluous(self, session: Session, thread_id: str) -> list[Place]:
-        """The hidden checkpoints that nothing visible needs."""
-        return await self._select_prunable(session, (thread_id, _ALL, False))
+    async def select_roots(
+        self, session: Session, thread_id: str, places: Sequence[Place]
+    ) -> dict[str, str | None]:
+        """By namespace, the root checkpoint that its subgraph call started from; at most one place of each."""
+        rows = await session.fetch(self._statements.select_roots, (thread_id, *_columns(places)))
+        return dict(cast("Iterable[tuple[str, str | None]]", rows))
 
-    async def _select_prunable(self, session: Session, params: tuple[str, int, bool]) -> list[Place]:
-        rows = await session.fetch(self._statements.select_prunable, params)
-        return [(checkpoint_ns, each) for checkpoint_ns, ids in rows for each in ids]
+    async def select_needed(
+        self, session: Session, thread_id: str, places: Sequence[Place], above_id: str
+    ) -> set[Place]:
+        """What these checkpoints cannot do without, and all visible ones whose id is above ``above_id``."""
+        params = (thread_id, *_columns(places), above_id)
+        return {(ns, each) for ns, each in await session.fetch(self._statements.select_needed, params)}
 
     async def select_runs(self, session: Session, run_ids: Sequence[str]) -> dict[str, list[Place]]:
         """The visible checkpoints of runs by thread, in the order in which they are to go."""
@@ -85,7 +116,14 @@ class ThreadRepository:
         return found
 
     async def remove_checkpoints(
-        self, session: Session, thread_id: str, places: Sequence[Place], lowest_id: str
+        self,
+        session: Session,
+        thread_id: str,
+        places: Sequence[Place],
+        *,
+        needed: Set[Place],
+        rest: Sequence[Place],
+        known_id: str,
     ) -> Removed:
         """Delete or hide checkpoints in one transaction, and bring the links of their children up to date.
 
@@ -93,24 +131,40 @@ class ThreadRepository:
             session: A session.
             thread_id: The thread.
             places: Which; some may be gone already.
-            lowest_id: No checkpoint below this id is the child of one of them, or rests on one; ``""`` if that is
-                not known.
+            needed: What those in ``rest`` cannot do without.
+            rest: The checkpoints that remain, visible or hidden, as far as they were looked at before.
+            known_id: Those whose id is above this were not.
         """
         statements = self._statements
-        namespaces, ids = zip(*sorted(places), strict=True)
+        count = writes = 0
         async with session.transaction(read_committed=True):
-            await session.fetch(statements.lock_checkpoints, (thread_id, namespaces, ids))
-            [counts] = await session.fetch(
-                statements.remove_checkpoints, (thread_id, namespaces, ids, lowest_id)
-            )
-            await session.execute(
-                statements.relink_checkpoints, (thread_id, sorted(set(namespaces)), lowest_id)
-            )
-        return Removed(*counts)
+            await session.fetch(statements.lock_checkpoints, (thread_id, *_columns(sorted(places))))
+            if not known_id:
+                # What goes together does not rest on one another: out of sight first, then it does not count.
+                count = await self._hide(session, thread_id, sorted(places))
+            # What was committed since may rest on them, too.
+            needed = needed | await self.select_needed(session, thread_id, (), known_id)
+            hidden = sorted(place for place in places if place in needed)
+            doomed = sorted(place for place in places if place not in needed)
+            if hidden and known_id:
+                count = await self._hide(session, thread_id, hidden)
+            if doomed:
+                [(visible, writes)] = await session.fetch(
+                    statements.delete_checkpoints, (thread_id, *_columns(doomed))
+                )
+                count += visible
+            await session.execute(statements.relink_checkpoints, (thread_id, *_columns(rest), known_id))
+        return Removed(count, len(hidden), writes)
 
-    async def relink_checkpoints(self, session: Session, thread_id: str) -> None:
-        """Bring all links of a thread up to date."""
-        await session.execute(self._statements.relink_checkpoints, (thread_id, None, ""))
+    async def _hide(self, session: Session, thread_id: str, places: Sequence[Place]) -> int:
+        return await session.execute(self._statements.hide_checkpoints, (thread_id, *_columns(places)))
+
+    async def relink_checkpoints(
+        self, session: Session, thread_id: str, places: Sequence[Place], known_id: str
+    ) -> None:
+        """Bring links up to date: of these checkpoints, and of those whose id is above ``known_id``."""
+        params = (thread_id, *_columns(places), known_id)
+        await session.execute(self._statements.relink_checkpoints, params)
 
     # --- values ----------------------------------------------------------------------------------
 
