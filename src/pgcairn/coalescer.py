@@ -234,10 +234,9 @@ class Queue:
 
     def remove(self, item: AsideItem) -> bool:
         """Remove an aside that has ended; return whether it was still here."""
-        try:
-            self._items.remove(item)
-        except ValueError:
+        if item not in self._items:
             return False
+        self._items.remove(item)
         return True
 
     def threads(self) -> set[str]:
