@@ -317,6 +317,28 @@ async def test_what_a_delta_channel_is_rebuilt_from_is_hidden_and_swept_later(
     assert rows(dsn, schema, "channel_values", "version") == []
 
 
+async def test_no_reader_sees_a_hidden_checkpoint_wherever_it_stands(
+    either: AsyncPostgresSaver, dsn: str, schema: str
+) -> None:
+    await chain(either, range(1, 6))
+    hide = f"UPDATE {schema}.checkpoints SET hidden = true WHERE checkpoint_id IN (%s, %s)"
+    run_sql(dsn, hide, checkpoint_id(3), checkpoint_id(5))
+    assert (await get(either, config())).checkpoint["id"] == checkpoint_id(4)
+    several = [config(), config("thread", "", 5), config("thread", "", 3), config("thread", "", 2)]
+    found = await asyncio.gather(*(either.aget_tuple(where) for where in several))
+    assert [each and each.checkpoint["id"] for each in found] == [
+        checkpoint_id(4),
+        None,
+        None,
+        checkpoint_id(2),
+    ]
+    for where in (None, config(), config("thread", None)):
+        assert [int(place(each)[2][-12:]) for each in await listed(either, where)] == [4, 2, 1]
+    assert (
+        await listed(either, config("thread", "", 5)) == await listed(either, config("thread", None, 3)) == []
+    )
+
+
 @pytest.mark.parametrize(
     "counters", [{"d": [1, 100]}, {"d": "rubbish"}, {"d": [1, "x"]}, "rubbish", {"d": [1, 10**18]}]
 )
