@@ -432,10 +432,11 @@ async def test_a_run_that_a_delta_channel_needs_is_hidden_until_nothing_needs_it
 # --- bounded transactions, crashes ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rows_per_transaction", [1, 2])
 async def test_a_prune_that_breaks_off_loses_nothing_and_the_next_one_finishes(
-    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+    dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch, rows_per_transaction: int
 ) -> None:
-    monkeypatch.setattr(retention, "_ROWS_PER_TRANSACTION", 2)
+    monkeypatch.setattr(retention, "_ROWS_PER_TRANSACTION", rows_per_transaction)
     meta = {n: counting(1, 3) for n in (9, 10)}
     async with saver_on(dsn, schema, retry_deadline_seconds=0) as saver:
         await chain(saver, range(1, 11), meta=meta)
