@@ -541,13 +541,25 @@ async def test_a_prune_takes_effect_in_its_turn(dsn: str, schema: str, pool: dic
             assert found == [7, 5, 4, 3]
 
 
-async def test_runs_that_are_queued_are_deleted_too(saver: AsyncPostgresSaver) -> None:
-    calls = [
-        *(put(saver, config(f"t{n}"), checkpoint(n, {"n": n}), metadata(run_id="r")) for n in range(20)),
-        saver.adelete_for_runs(["r"]),
-    ]
-    await asyncio.gather(*calls)
-    assert await listed(saver, None) == []
+async def test_runs_that_are_queued_are_deleted_too(dsn: str, schema: str) -> None:
+    async with saver_on(dsn, schema) as saver, await psycopg.AsyncConnection.connect(dsn) as other:
+        await other.execute(f"LOCK TABLE {schema}.checkpoints IN EXCLUSIVE MODE".encode())
+        calls = [
+            asyncio.ensure_future(each)
+            for each in (
+                *(
+                    put(saver, config(f"t{n}"), checkpoint(n, {"n": n}), metadata(run_id="r"))
+                    for n in range(20)
+                ),
+                saver.adelete_for_runs(["r"]),
+            )
+        ]
+        for _ in range(10):
+            await saver.aget_tuple(config("nobody"))
+        assert not any(each.done() for each in calls), "it does not look before they are there"
+        await other.rollback()
+        await asyncio.gather(*calls)
+        assert await listed(saver, None) == []
 
 
 async def test_a_thread_that_is_being_pruned_holds_up_no_other_thread(dsn: str, schema: str) -> None:
