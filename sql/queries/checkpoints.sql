@@ -1,9 +1,9 @@
--- Reading and replacing checkpoints.
+-- Reading and replacing checkpoints. No source yields hidden ones: they are deleted, for every reader.
 
 -- name: part_tuple :part
 -- Everything of the checkpoints that `c` yields, one row each: its large values, each followed by those that it is an
 -- edit of (place 1, 2, …; without a frame where one is missing), its pending writes in (task_path, task_id, idx) order and,
--- for LangGraph formats below 4, the Sends in its parent's writes.
+-- for LangGraph formats below 4, the Sends in its parent's writes, also when the parent is hidden.
 -- Index: channel_values_pkey (one probe per large value and per version of its chain), writes_pkey (one range, two
 -- below format 4).
 SELECT
@@ -57,7 +57,8 @@ LEFT JOIN LATERAL (
         FROM /* schema */writes AS w
         WHERE c.langgraph_v < 4
             AND w.thread_id = c.thread_id AND w.checkpoint_ns = c.checkpoint_ns
-            AND w.checkpoint_id = c.parent_checkpoint_id AND w.channel = '__pregel_tasks'
+            AND w.checkpoint_id = coalesce(c.hidden_parent_id, c.parent_checkpoint_id)
+            AND w.channel = '__pregel_tasks'
         ORDER BY w.task_path, w.task_id, w.idx
     ) AS x
 ) AS s ON true
@@ -68,7 +69,7 @@ LEFT JOIN LATERAL (
 (
     SELECT p.*
     FROM /* schema */checkpoints AS p
-    WHERE p.thread_id = $1::text AND p.checkpoint_ns = $2::text
+    WHERE p.thread_id = $1::text AND p.checkpoint_ns = $2::text AND NOT p.hidden
     ORDER BY p.checkpoint_id DESC
     LIMIT 1
 )
@@ -78,7 +79,7 @@ LEFT JOIN LATERAL (
 (
     SELECT p.*
     FROM /* schema */checkpoints AS p
-    WHERE p.thread_id = $1::text AND p.checkpoint_ns = $2::text AND p.checkpoint_id = $3::text
+    WHERE p.thread_id = $1::text AND p.checkpoint_ns = $2::text AND p.checkpoint_id = $3::text AND NOT p.hidden
 )
 
 -- name: source_many :part
@@ -93,6 +94,7 @@ LEFT JOIN LATERAL (
         WHERE p.thread_id = q.thread_id AND p.checkpoint_ns = q.checkpoint_ns
             AND p.checkpoint_id >= coalesce(q.checkpoint_id, '')
             AND p.checkpoint_id <= coalesce(q.checkpoint_id, U&'\+10FFFF')
+            AND NOT p.hidden
         ORDER BY p.checkpoint_id DESC
         LIMIT 1
     ) AS p
@@ -109,6 +111,7 @@ LEFT JOIN LATERAL (
         AND p.checkpoint_id >= coalesce($3::text, '')
         AND p.checkpoint_id <= coalesce($3::text, U&'\+10FFFF')
         AND p.checkpoint_id < coalesce($4::text, U&'\+10FFFF')
+        AND NOT p.hidden
         AND p.metadata @> $5::text::jsonb
     ORDER BY p.checkpoint_id DESC
     LIMIT $6::int4
@@ -121,7 +124,7 @@ LEFT JOIN LATERAL (
 (
     SELECT p.*
     FROM /* schema */checkpoints AS p
-    WHERE p.thread_id = $1::text
+    WHERE p.thread_id = $1::text AND NOT p.hidden
         AND ($2::text IS NULL OR p.checkpoint_id = $2::text)
         AND ($3::text IS NULL OR p.checkpoint_id < $3::text)
         AND p.metadata @> $4::text::jsonb
@@ -140,7 +143,8 @@ LEFT JOIN LATERAL (
 (
     SELECT p.*
     FROM /* schema */checkpoints AS p
-    WHERE ($1::text IS NULL OR p.checkpoint_id < $1::text)
+    WHERE NOT p.hidden
+        AND ($1::text IS NULL OR p.checkpoint_id < $1::text)
         AND p.metadata @> $2::text::jsonb
         AND (
             $3::text IS NULL OR p.checkpoint_id < $3::text
@@ -154,18 +158,32 @@ LEFT JOIN LATERAL (
 ORDER BY c.checkpoint_id DESC, c.thread_id, c.checkpoint_ns
 
 -- name: lock_checkpoint :one
--- The body and the references of a checkpoint that is about to be replaced. $1 thread, $2 namespace, $3 checkpoint.
+-- The body and the references of a checkpoint that is about to be replaced, and whether it is hidden.
+-- $1 thread, $2 namespace, $3 checkpoint.
 -- A client that falls silent after this must not keep the lock: its transaction ends after 5 s of silence.
 -- Index: checkpoints_pkey. Locks: the row, until commit.
-SELECT p.body, p.refs::text, set_config('idle_in_transaction_session_timeout', '5s', true)
+SELECT p.body, p.refs::text, p.hidden, set_config('idle_in_transaction_session_timeout', '5s', true)
 FROM /* schema */checkpoints AS p
 WHERE p.thread_id = $1::text AND p.checkpoint_ns = $2::text AND p.checkpoint_id = $3::text
 FOR UPDATE
 
 -- name: replace_checkpoint :execrows
--- Gives a checkpoint a new body and new metadata; its parent and its creation time stay.
+-- Gives a checkpoint a new body and new metadata, and brings it back into sight; its parent and its creation time
+-- stay. Does nothing if a value that it would refer to is gone: a prune may have come between the batch that
+-- brought the value and this statement.
 -- $1 thread, $2 namespace, $3 checkpoint, $4 run, $5 LangGraph format, $6 metadata, $7 references, $8 body.
--- Index: checkpoints_pkey. Locks: the row, until commit.
+-- Index: checkpoints_pkey, channel_values_pkey. Locks: the row; FOR KEY SHARE on the values; until commit.
+WITH held AS MATERIALIZED (
+    SELECT
+    FROM jsonb_each_text($7::text::jsonb) AS r (channel, version)
+    JOIN /* schema */channel_values AS v
+        ON v.thread_id = $1::text AND v.checkpoint_ns = $2::text
+        AND v.channel = r.channel AND v.version = r.version
+    FOR KEY SHARE OF v
+)
 UPDATE /* schema */checkpoints
-SET run_id = $4::text, langgraph_v = $5::int4, metadata = $6::text::jsonb, refs = $7::text::jsonb, body = $8::bytea
+SET
+    run_id = $4::text, langgraph_v = $5::int4, metadata = $6::text::jsonb, refs = $7::text::jsonb, body = $8::bytea,
+    hidden = false
 WHERE thread_id = $1::text AND checkpoint_ns = $2::text AND checkpoint_id = $3::text
+    AND (SELECT count(*) FROM held) = (SELECT count(*) FROM jsonb_each_text($7::text::jsonb))

@@ -22,6 +22,7 @@ from pgcairn.errors import (
     UnavailableError,
     UsageError,
     WrongLoopError,
+    WrongType,
 )
 from pgcairn.saver import AsyncPostgresSaver
 from pgcairn.settings import Settings
@@ -50,5 +51,6 @@ __all__ = [
     "UnavailableError",
     "UsageError",
     "WrongLoopError",
+    "WrongType",
     "__version__",
 ]

@@ -4,6 +4,10 @@ Callers submit items to lanes (chosen by thread, so that operations on one threa
 lane is one task: it takes all that waits, sends it as one statement in one transaction, answers every
 waiter, and repeats. There is no timer: while one batch is at the server the next one gathers.
 
+What takes long and concerns one thread (a prune, a copy) must keep its place among the thread's writes and must
+not hold up the lane: it stands in the queue as an ``AsideItem``, and when its turn has come it runs in a task of its
+own beside the lane, while later items of its thread wait and those of other threads go on.
+
 Owns: order per thread, what goes into a batch, the isolation of a bad item, the bound on what waits, the
 answer to every waiter. Never encodes values and never reads. ``Queue`` is the pure half: it decides, it does
 no I/O. ``Coalescer`` is the shell around it: it moves bytes and answers.
@@ -23,7 +27,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TypeVar
 
-from pgcairn.connection.pool import HeldSession, Pool, Session, run_retried
+from pgcairn.connection.pool import HeldSession, Pool, Runner, Session, run_retried
 from pgcairn.errors import (
     BacklogFull,
     ClosedError,
@@ -34,7 +38,7 @@ from pgcairn.errors import (
     UnavailableError,
 )
 from pgcairn.settings import Settings
-from pgcairn.storage.repository import Batch, Repository
+from pgcairn.storage.repository import Batch, Replaced, Repository
 from pgcairn.storage.rows import (
     CheckpointRow,
     NeededValue,
@@ -96,12 +100,14 @@ class PutItem(Item):
         needs: Stored values that must still be there when it is committed: unchanged ones, and bases of edits.
         values_are_new: Set once it is committed: its values were all inserted, so what is stored under their versions
             is what this process holds.
+        is_sent_again: A value went while it replaced a stored checkpoint; it is given one more chance.
     """
 
     row: CheckpointRow
     values: Sequence[ValueRow] = ()
     needs: Sequence[NeededValue] = ()
     values_are_new: bool = field(default=False, init=False)
+    is_sent_again: bool = field(default=False, init=False)
 
     def encode_whole(self) -> None:
         """Make row and values anew, without needs. Called when something it needs is gone."""
@@ -130,6 +136,21 @@ class DeleteItem(Item):
     """The deletion of a whole thread."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class AsideItem(Item):
+    """An operation on one thread that runs beside its lane, in its turn among the thread's other items.
+
+    Attributes:
+        thread_id: Its thread; ``""`` for what concerns no single one and waits for nothing.
+        operation: What to do. It gets what runs its statements and transactions on sessions of the pool, and may
+            use it as often as it likes. Not called when nobody waits for the answer any more.
+        is_begun: Its turn has come. It stays in the queue, and later items of its thread wait, until it has ended.
+    """
+
+    operation: Callable[[Runner], Awaitable[None]]
+    is_begun: bool = field(default=False, init=False)
+
+
 # --- the pure half --------------------------------------------------------------------------------
 
 
@@ -138,6 +159,7 @@ class Queue:
 
     def __init__(self, *, max_rows: int, max_bytes: int, max_items: int | None = None) -> None:
         self._items: deque[Item] = deque()
+        self._due: list[AsideItem] = []
         self._max_items = max_items
         self._max_rows = max_rows
         self._max_bytes = max_bytes
@@ -152,22 +174,33 @@ class Queue:
     def take(self) -> list[Item]:
         """Remove and return the items of the next batch; an empty list when nothing can leave.
 
+        To be called when the batch before has been answered.
+
         An item stays behind if its bytes are not ready, if something of its thread stays behind, if it is
         of another kind than the batch (deletions go by themselves: a statement cannot see rows that it
         inserts itself), if its checkpoint is in the batch already, if it is a checkpoint whose thread has one
         in the batch that may be left out for its needs and sent again (unless its needs are the same, so that both are
-        left out or none), or if the batch is full.
+        left out or none), or if the batch is full. An aside never is in a batch: once nothing of its thread is before
+        it, here or in this batch, it is ``due``.
         """
         taken: list[Item] = []
         left: deque[Item] = deque()
         blocked: set[str] = set()
         checkpoints: set[tuple[str, str, str]] = set()
         needing: dict[str, Sequence[NeededValue]] = {}
+        leaving: set[str] = set()
         rows = size = 0
         items = self._items
         while items:
             item = items[0]
             if item.thread_id in blocked:
+                left.append(items.popleft())
+                continue
+            if isinstance(item, AsideItem):
+                if not item.is_begun and item.thread_id not in leaving:
+                    item.is_begun = True
+                    self._due.append(item)
+                blocked.add(item.thread_id)
                 left.append(items.popleft())
                 continue
             if taken and (
@@ -192,6 +225,7 @@ class Queue:
                 if item.needs:
                     needing[item.thread_id] = item.needs
             taken.append(items.popleft())
+            leaving.add(item.thread_id)
             rows += item.rows
             size += item.size_bytes
         if left:
@@ -199,10 +233,27 @@ class Queue:
             self._items = left
         return taken
 
+    def due(self) -> list[AsideItem]:
+        """Return the asides whose turn came with the calls of ``take`` since this was called last."""
+        due, self._due = self._due, []
+        return due
+
+    def remove(self, item: AsideItem) -> bool:
+        """Remove an aside that has ended; return whether it was still here."""
+        if item not in self._items:
+            return False
+        self._items.remove(item)
+        return True
+
+    def threads(self) -> set[str]:
+        """The threads that something waits for."""
+        return {item.thread_id for item in self._items}
+
     def drain(self) -> list[Item]:
         """Remove and return everything."""
         items = list(self._items)
         self._items.clear()
+        self._due.clear()
         return items
 
 
@@ -255,14 +306,19 @@ def _checkpoint_key(entry: tuple[int, CheckpointRow]) -> tuple[str, str, str]:
 # --- the shell ------------------------------------------------------------------------------------
 
 
+async def _nothing(_: Runner) -> None:
+    """What an aside does that only marks a place."""
+
+
 class _Lane:
     """A queue, the task that empties it, and the signal between them."""
 
-    __slots__ = ("queue", "session", "signal", "task")
+    __slots__ = ("queue", "sending", "session", "signal", "task")
 
     def __init__(self, queue: Queue, session: HeldSession) -> None:
         self.queue = queue
         self.session = session
+        self.sending: Sequence[Item] = ()
         self.signal: asyncio.Future[bool] | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -277,7 +333,8 @@ class _Lane:
 class Coalescer:
     """Group commit over one pool. All methods are for the owner's event loop.
 
-    Background tasks: one per lane, named ``pgcairn-lane-<n>``, started by the first item of the lane.
+    Background tasks: one per lane, named ``pgcairn-lane-<n>``, started by the first item of the lane, and one per
+    aside under way, named ``pgcairn-aside``.
 
     Args:
         pool: Where sessions come from; a lane keeps one for a moment after a batch (see ``_LINGER_SECONDS``).
@@ -298,6 +355,8 @@ class Coalescer:
         *,
         group_commit: bool = True,
     ) -> None:
+        self._pool = pool
+        self._asides: set[asyncio.Task[None]] = set()
         self._may_hold = group_commit and pool.max_size > settings.lanes
         self._repository = repository
         self._settings = settings
@@ -345,6 +404,21 @@ class Coalescer:
             self._admit(item)
         return item.answer
 
+    async def settled(self) -> None:
+        """Wait until everything that was submitted before this call has been answered or given up.
+
+        Raises:
+            BacklogFull, ClosedError: See ``submit``.
+        """
+        threads = {item.thread_id for item in self._gate}
+        for lane in self._lanes:
+            threads |= lane.queue.threads()
+            threads.update(item.thread_id for item in lane.sending)
+        # One place behind everything of each thread; also behind items that nobody waits for any more.
+        await asyncio.gather(
+            *(self.submit(AsideItem(thread_id=thread_id, operation=_nothing)) for thread_id in threads)
+        )
+
     def ready(self, item: Item) -> None:
         """Say that the bytes of an item are there."""
         item.ready = True
@@ -375,11 +449,16 @@ class Coalescer:
                 continue
             rest += self._gate  # nobody is let in any more
             self._gate.clear()
+            pending |= self._asides
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending)
         rest += self._gate
         self._gate.clear()
+        while self._asides:  # of a lane that died
+            _, pending = await asyncio.wait(self._asides, timeout=max(0.0, give_up_at - loop.time()))
+            for task in pending:
+                task.cancel()
         for lane in self._lanes:
             left = lane.queue.drain()
             self._release(left)
@@ -483,6 +562,9 @@ class Coalescer:
             return
         logger.error("a write lane died; its waiting items fail", exc_info=task.exception())
         rest = lane.queue.drain()
+        for begun in [item for item in rest if isinstance(item, AsideItem) and item.is_begun]:
+            rest.remove(begun)
+            lane.queue.append(begun)  # goes on, and the thread's next items still wait for it
         error = PgcairnError("The write lane died of an internal error; nothing of this call was written.")
         error.__cause__ = task.exception()
         self._fail(rest, error)
@@ -492,11 +574,14 @@ class Coalescer:
         try:
             while True:
                 items = lane.queue.take()
+                for aside in lane.queue.due():
+                    self._begin(lane, aside)
                 if not items:
                     if self._closing and not len(lane.queue) and not self._gate:
                         return
                     await self._wait(lane)
                     continue
+                lane.sending = items
                 try:
                     # An item whose bytes could not be made was answered already.
                     await self._send(lane, [item for item in items if not item.abandoned])
@@ -506,11 +591,46 @@ class Coalescer:
                     self._fail(items, outcome)  # those that have no answer yet
                     raise
                 finally:
+                    lane.sending = ()
                     self._release(items)
                 if not self._may_hold or lane.session.held_seconds > _HOLD_SECONDS:
                     await lane.session.release()
         finally:
             await lane.session.release()
+
+    def _begin(self, lane: _Lane, item: AsideItem) -> None:
+        """Run an aside whose turn has come. Its task uses sessions of the pool, one at a time, never the lane's."""
+        task = asyncio.get_running_loop().create_task(self._run_aside(item), name="pgcairn-aside")
+        self._asides.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._asides.discard(task)
+            if not item.answer.done():  # cancelled, by ``close``
+                self._fail([item], OutcomeUnknown("The operation was interrupted; it may be done in part."))
+            if lane.queue.remove(item):
+                self._release([item])
+                lane.wake()
+
+        task.add_done_callback(ended)
+
+    async def _run_aside(self, item: AsideItem) -> None:
+        if item.answer.done():
+            return
+        try:
+            await item.operation(self._run_beside)
+        except PgcairnError as error:
+            self._fail([item], error)
+        except Exception as error:
+            logger.exception("an operation beside the write lanes failed of an internal error")
+            failure = OutcomeUnknown("The operation failed of an internal error; it may be done in part.")
+            failure.__cause__ = error
+            self._fail([item], failure)
+        else:
+            if not item.answer.done():
+                item.answer.set_result(None)
+
+    async def _run_beside(self, operation: Callable[[Session], Awaitable[T]], /) -> T:
+        return await run_retried(self._pool, self._counters, self._settings.retry_deadline_seconds, operation)
 
     async def _wait(self, lane: _Lane) -> None:
         """Wait until there may be something to take. Gives the lane's session back if that takes a while."""
@@ -600,7 +720,8 @@ class Coalescer:
         if result.new_checkpoints < len(written):
             for number, item in enumerate(written):
                 try:
-                    await self._replace(lane, item)
+                    if not await self._replace(lane, item):
+                        again.append(item)
                 except RejectedError as error:
                     self._fail([item], error)
                 except (UnavailableError, OutcomeUnknown, DatabaseError) as error:
@@ -628,12 +749,22 @@ class Coalescer:
         counters.written_bytes += sum(item.size_bytes for item in items)
         return again
 
-    async def _replace(self, lane: _Lane, item: PutItem) -> None:
+    async def _replace(self, lane: _Lane, item: PutItem) -> bool:
+        """Replace a checkpoint; say false if that is to be tried again with the item, which is encoded anew."""
         repository = self._repository
-        if await self._retried(
+        replaced = await self._retried(
             lane, lambda session: repository.replace_checkpoint(session, item.row, item.merge)
-        ):
+        )
+        if replaced is Replaced.REPLACED:
             self._counters.checkpoints_replaced += 1
+        elif replaced is Replaced.VALUES_GONE:
+            if item.is_sent_again:
+                raise OutcomeUnknown("A value that the stored checkpoint of the same id refers to is gone.")
+            item.is_sent_again = True
+            item.encode_whole()
+            self._counters.items_reencoded += 1
+            return False
+        return True
 
     async def _retried(self, lane: _Lane, operation: Callable[[Session], Awaitable[T]]) -> T:
         return await run_retried(
@@ -643,4 +774,4 @@ class Coalescer:
     def _fail(self, items: Iterable[Item], error: PgcairnError) -> None:
         for item in items:
             if not item.answer.done():
-                item.answer.set_exception(error.for_thread(item.thread_id))
+                item.answer.set_exception(error.for_thread(item.thread_id or None))

@@ -31,6 +31,7 @@ from pgcairn.storage import migrations
 from pgcairn.storage.history import HistoryRepository
 from pgcairn.storage.repository import Repository
 from pgcairn.storage.statements import statements_for
+from pgcairn.storage.thread_repository import ThreadRepository
 from pgcairn.telemetry import Counters, Stats, snapshot
 
 logger = logging.getLogger("pgcairn")
@@ -172,7 +173,14 @@ class Engine:
         ready_pool = _ReadyPool(self)
         self.coalescer = Coalescer(ready_pool, self.repository, settings, counters, group_commit=pipeline)
         self.reader = Reader(ready_pool, self.repository, settings, counters, group_reads=pipeline)
-        self.intake = Intake(self.coalescer, settings, counters, self.placements, self.bases)
+        self.intake = Intake(
+            self.coalescer,
+            ThreadRepository(self.statements),
+            settings,
+            counters,
+            self.placements,
+            self.bases,
+        )
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pool_open = _Shared(pool.open, "pgcairn-open")
         self._schema_check = _Shared(self._check_schema, "pgcairn-check")

@@ -9,6 +9,7 @@ How to read the tree::
     PgcairnError
     ├── UsageError            your call is at fault; retrying it unchanged cannot help
     │   ├── InvalidInput      a key or an argument that cannot be stored (also a ValueError)
+    │   │   └── WrongType     a text where a list of texts belongs (also a TypeError)
     │   ├── SerializationError  a value that the serializer cannot carry (also a TypeError)
     │   ├── ClosedError       the saver, or the pool you gave it, is closed
     │   ├── WrongLoopError    called from an event loop from which it cannot be answered
@@ -99,6 +100,10 @@ class UsageError(PgcairnError):
 
 class InvalidInput(UsageError, ValueError):
     """A key or an argument cannot be stored."""
+
+
+class WrongType(InvalidInput, TypeError):
+    """An argument is a single text where a list of texts belongs."""
 
 
 class SettingsError(UsageError, ValueError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,14 +22,15 @@ from langgraph.checkpoint.base import (
     get_serializable_checkpoint_metadata,
 )
 
-from pgcairn.coalescer import Coalescer, DeleteItem, PutItem, WritesItem
+from pgcairn.coalescer import AsideItem, Coalescer, DeleteItem, PutItem, WritesItem
 from pgcairn.codec.bases import Bases, Lineage, can_be_base, new_epoch
 from pgcairn.codec.checkpoint import EncodedPut, encode_put, merge_put, refs_json
 from pgcairn.codec.compression import FrameError
 from pgcairn.codec.metadata import searchable
 from pgcairn.codec.placement import Placements
 from pgcairn.codec.serde import Codec
-from pgcairn.errors import InvalidInput, StoredDataError
+from pgcairn.connection.pool import Runner
+from pgcairn.errors import InvalidInput, StoredDataError, WrongType
 from pgcairn.keys import (
     check_key,
     check_text,
@@ -39,14 +40,27 @@ from pgcairn.keys import (
     surely_fine,
     thread_of,
 )
+from pgcairn.operations.copying import copy_thread
+from pgcairn.operations.retention import Retention
 from pgcairn.settings import Settings
 from pgcairn.storage.rows import NeededValue, ValueRow, WriteRow, chain_text
+from pgcairn.storage.thread_repository import Place, ThreadRepository
 from pgcairn.telemetry import Counters
 
 logger = logging.getLogger("pgcairn")
 
 # Threads whose size was logged; a bound, so that a process that sees millions of them does not remember all.
 _MAX_WARNED_THREADS = 10_000
+
+# Threads of one call that take their places together: the later ones' writers wait for the earlier ones (guess).
+_THREADS_AT_ONCE = 64
+# How many of them are worked on at the same time; each needs a session while it is (guess).
+_OPERATIONS_AT_ONCE = 2
+# PostgreSQL's integer; no namespace has more checkpoints.
+_MAX_KEEP_LAST = 2**31 - 1
+
+STRATEGIES = ("keep_latest", "delete")
+"""What ``prune`` knows."""
 
 
 class Intake:
@@ -55,6 +69,7 @@ class Intake:
 
     Args:
         coalescer: Where items go.
+        repository: The statements of operations on whole threads.
         settings: ``inline_max_bytes``, ``snapshot_warn_bytes``.
         counters: Sizes are counted.
         placements: What is known to be stored; noted here after each commit.
@@ -64,12 +79,15 @@ class Intake:
     def __init__(
         self,
         coalescer: Coalescer,
+        repository: ThreadRepository,
         settings: Settings,
         counters: Counters,
         placements: Placements,
         bases: Bases,
     ) -> None:
         self._coalescer = coalescer
+        self._repository = repository
+        self._retention = Retention(repository, counters)
         self._settings = settings
         self._counters = counters
         self._placements = placements
@@ -203,6 +221,103 @@ class Intake:
         self._bases.forget_thread(thread_id)  # what is put from now on comes after the deletion
         await self._coalescer.submit(DeleteItem(thread_id=thread_id))
 
+    # --- whole threads -----------------------------------------------------------------------------
+
+    async def prune(self, thread_ids: Iterable[object], *, strategy: str, keep_last: int | None) -> None:
+        """Queue the pruning of threads; return once all of it is committed."""
+        threads = [thread_of(each) for each in _listed("thread_ids", thread_ids)]
+        for thread_id in threads:
+            check_key(thread_id=thread_id)
+        if strategy not in STRATEGIES:
+            raise InvalidInput(f"strategy={strategy!r} is unknown: use {' or '.join(map(repr, STRATEGIES))}.")
+        if keep_last is not None:
+            if strategy != "keep_latest":
+                raise InvalidInput(f"keep_last={keep_last!r} needs strategy='keep_latest', not {strategy!r}.")
+            if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
+                raise InvalidInput(f"keep_last={keep_last!r} is not a whole number from 1 on.")
+        threads = list(dict.fromkeys(threads))
+        if strategy == "delete":
+            answers = [self._coalescer.submit(DeleteItem(thread_id=thread_id)) for thread_id in threads]
+            _raise_first(await asyncio.gather(*answers, return_exceptions=True))
+            return
+        most = 1 if keep_last is None else min(keep_last, _MAX_KEEP_LAST)
+        await self._each(threads, lambda run, thread_id: self._retention.prune(run, thread_id, most))
+
+    async def delete_for_runs(self, run_ids: Iterable[object]) -> None:
+        """Queue the deletion of runs' checkpoints; return once all of it is committed."""
+        runs = [str(each) for each in _listed("run_ids", run_ids)]
+        for run_id in runs:
+            check_key(run_id=run_id)
+        if not runs:
+            return
+        # They may be in any thread, so their checkpoints must be there before they can be looked for.
+        await self._coalescer.settled()
+        found: dict[str, list[Place]] = {}
+
+        async def find(run: Runner) -> None:
+            found.update(await self._retention.find_runs(run, list(dict.fromkeys(runs))))
+
+        await self._coalescer.submit(AsideItem(thread_id="", operation=find))
+        await self._each(
+            list(found),
+            lambda run, thread_id: self._retention.delete_checkpoints(run, thread_id, found[thread_id]),
+        )
+
+    async def _each(
+        self, threads: Sequence[str], operation: Callable[[Runner, str], Awaitable[None]]
+    ) -> None:
+        """Run an operation on each thread in its turn, a few at a time. The first error ends it, and names its thread."""
+        few = asyncio.Semaphore(_OPERATIONS_AT_ONCE)
+        failed = False
+
+        async def in_turn(run: Runner, thread_id: str) -> None:
+            nonlocal failed
+            async with few:
+                if failed:
+                    return
+                try:
+                    await operation(run, thread_id)
+                except BaseException:
+                    failed = True
+                    raise
+
+        for start in range(0, len(threads), _THREADS_AT_ONCE):
+            answers = [
+                self._coalescer.submit(
+                    AsideItem(thread_id=thread_id, operation=functools.partial(in_turn, thread_id=thread_id))
+                )
+                for thread_id in threads[start : start + _THREADS_AT_ONCE]
+            ]
+            _raise_first(await asyncio.gather(*answers, return_exceptions=True))
+
+    async def copy_thread(self, source_id: str, target_id: str) -> None:
+        """Queue the copy of a thread in both threads' places; return once it is committed."""
+        check_key(source_thread_id=source_id)
+        check_key(target_thread_id=target_id)
+        if source_id == target_id:
+            raise InvalidInput(f"Thread {source_id!r} cannot be copied to itself.")
+        reached, over = asyncio.Event(), asyncio.Event()
+
+        async def hold(_: Runner) -> None:
+            reached.set()
+            await over.wait()
+
+        async def copy(run: Runner) -> None:
+            await reached.wait()
+            if not holding.done():  # else it never began, and says why
+                await copy_thread(run, self._repository, self._counters, source_id, target_id)
+
+        # Taken together, so that two copies never wait for each other's places.
+        holding = self._coalescer.submit(AsideItem(thread_id=source_id, operation=hold))
+        holding.add_done_callback(lambda _: reached.set())
+        try:
+            copying = self._coalescer.submit(AsideItem(thread_id=target_id, operation=copy))
+        except BaseException:
+            over.set()
+            raise
+        copying.add_done_callback(lambda _: over.set())
+        _raise_first(await asyncio.gather(copying, holding, return_exceptions=True))
+
     def _bases_of(self, item: _Put, checkpoint: Checkpoint) -> dict[str, Lineage | None]:
         """What each large value may be stored as an edit of: what is known of the version before it, if anything is."""
         if not self._settings.base_cache_bytes:
@@ -250,6 +365,18 @@ class Intake:
             size_bytes,
             self._settings.snapshot_warn_bytes,
         )
+
+
+def _listed(name: str, given: Iterable[object]) -> list[object]:
+    if isinstance(given, str | bytes):
+        raise WrongType(f"{name}={given!r} is a single text: pass a list, [{given!r}].")
+    return list(given)
+
+
+def _raise_first(results: Iterable[object]) -> None:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
 
 
 # ``frame`` touches nothing but bytes, so a worker thread may run it.

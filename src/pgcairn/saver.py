@@ -306,6 +306,84 @@ class GraphState(BaseCheckpointSaver[str]):
             return await engine.forward(functools.partial(self.adelete_thread, thread))
         return await engine.intake.delete_thread(thread)
 
+    # --- whole threads -------------------------------------------------------------------------------
+
+    async def aprune(
+        self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", keep_last: int | None = None
+    ) -> None:
+        """Remove old checkpoints of threads; returns when all of it is committed.
+
+        ``"keep_latest"`` keeps the newest ``keep_last`` checkpoints of every namespace with their pending writes and
+        values, so that interrupted runs resume as before. The namespace of one subgraph call (it has a ``:``) goes
+        whole once the root checkpoint that the call started from goes. Checkpoints that a kept one is rebuilt from
+        (``DeltaChannel``, Sends of old formats) go out of sight and stay stored until nothing needs them. A parent
+        that is gone reads as ``None``.
+
+        Guarantees: each thread is pruned in its turn among the calls on it, in transactions of at most 1,000
+        checkpoints; runs, prunes and copies may go on meanwhile, here and in other processes. What is
+        committed after the prune of a thread began is not touched by it. If it breaks off, nothing that is kept is lost,
+        and the next call does the rest. Cancelling does not stop the threads under way. Do not resume
+        from an old checkpoint while it is being pruned: the new branch would lose its parent.
+
+        Args:
+            thread_ids: Which threads; unknown ones are fine. Above 64, the rest takes its turn after the first 64 are done.
+            strategy: ``"keep_latest"``, or ``"delete"``: everything of the threads, as ``adelete_thread`` does.
+            keep_last: How many to keep per namespace, from 1 on. ``None`` means 1.
+
+        Raises:
+            InvalidInput: The strategy or ``keep_last`` is none, or a thread id cannot be one.
+            WrongType: ``thread_ids`` is a single text.
+            UnavailableError, OutcomeUnknown, DatabaseError: See there; the error names the first thread that failed, and
+                calling again is safe.
+        """
+        if not isinstance(thread_ids, str | bytes):
+            thread_ids = list(thread_ids)
+        engine = self._engine
+        call = functools.partial(engine.intake.prune, thread_ids, strategy=strategy, keep_last=keep_last)
+        return await call() if engine.is_owner() else await engine.forward(call)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs, in all threads and namespaces, with their writes; returns when all is committed.
+
+        Checkpoints that a remaining one is rebuilt from (``DeltaChannel``, Sends of old formats) only go out of
+        sight. Their children's parent reads as ``None``. A run is what the metadata's ``run_id`` names.
+
+        Guarantees: everything queued before the call is looked at; checkpoints of these runs that are committed
+        after they were looked for stay. Transactions, cancellation and failures: see ``aprune``.
+
+        Args:
+            run_ids: Which runs; unknown ones are fine.
+
+        Raises:
+            InvalidInput: A run id cannot be one.
+            WrongType: ``run_ids`` is a single text.
+            UnavailableError, OutcomeUnknown, DatabaseError: See ``aprune``.
+        """
+        if not isinstance(run_ids, str | bytes):
+            run_ids = list(run_ids)
+        engine = self._engine
+        call = functools.partial(engine.intake.delete_for_runs, run_ids)
+        return await call() if engine.is_owner() else await engine.forward(call)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy everything of a thread to a new one: one transaction on the server, visible whole or not at all.
+
+        The copy has what was called on the source before, and nothing that is called after; run ids are copied, too.
+
+        Args:
+            source_thread_id: The thread to copy.
+            target_thread_id: The thread to make; nothing may be stored under it.
+
+        Raises:
+            InvalidInput: The source has nothing, the target has something, or both are the same.
+            OutcomeUnknown: The connection broke; the target may be the copy.
+            UnavailableError, DatabaseError: Nothing was copied.
+        """
+        source, target = thread_of(source_thread_id), thread_of(target_thread_id)
+        engine = self._engine
+        call = functools.partial(engine.intake.copy_thread, source, target)
+        return await call() if engine.is_owner() else await engine.forward(call)
+
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return the next version of a channel: a counter, and a random part so that forks do not collide."""
         if current is None:
@@ -385,6 +463,24 @@ class GraphState(BaseCheckpointSaver[str]):
     def delete_thread(self, thread_id: str) -> None:
         """``adelete_thread`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
         self._engine.call_from_thread("delete_thread", lambda: self.adelete_thread(thread_id))
+
+    def prune(
+        self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", keep_last: int | None = None
+    ) -> None:
+        """``aprune`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
+        self._engine.call_from_thread(
+            "prune", lambda: self.aprune(thread_ids, strategy=strategy, keep_last=keep_last)
+        )
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """``adelete_for_runs`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
+        self._engine.call_from_thread("delete_for_runs", lambda: self.adelete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """``acopy_thread`` for other threads than the event loop's; there it raises ``InvalidStateError``."""
+        self._engine.call_from_thread(
+            "copy_thread", lambda: self.acopy_thread(source_thread_id, target_thread_id)
+        )
 
 
 def _key_of(config: RunnableConfig) -> tuple[str, str, str | None]:

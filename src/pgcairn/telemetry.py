@@ -56,6 +56,11 @@ class Counters:
     items_rejected: int = 0
     items_reencoded: int = 0
     checkpoints_replaced: int = 0
+    checkpoints_pruned: int = 0
+    checkpoints_hidden: int = 0
+    writes_pruned: int = 0
+    values_pruned: int = 0
+    threads_copied: int = 0
     retries: int = 0
     reads: int = 0
     read_batches: int = 0
@@ -120,6 +125,16 @@ class Stats:
     """Puts that were encoded again because a stored value they rested on had been deleted meanwhile."""
     checkpoints_replaced: int
     """Puts of an id that existed already."""
+    checkpoints_pruned: int
+    """Checkpoints that prunes and ``adelete_for_runs`` took out of sight."""
+    checkpoints_hidden: int
+    """Those of them that are kept out of sight, because a kept checkpoint is rebuilt from them."""
+    writes_pruned: int
+    """Pending writes (rows) deleted with their checkpoints; whole deleted threads are not counted."""
+    values_pruned: int
+    """Large channel values (rows) deleted because no checkpoint needed them any more."""
+    threads_copied: int
+    """Threads made by ``acopy_thread``."""
     retries: int
     """Statements repeated after a lost connection, a restart, a deadlock or a serialization failure."""
     reads: int
@@ -181,6 +196,11 @@ def snapshot(
         items_rejected=counters.items_rejected,
         items_reencoded=counters.items_reencoded,
         checkpoints_replaced=counters.checkpoints_replaced,
+        checkpoints_pruned=counters.checkpoints_pruned,
+        checkpoints_hidden=counters.checkpoints_hidden,
+        writes_pruned=counters.writes_pruned,
+        values_pruned=counters.values_pruned,
+        threads_copied=counters.threads_copied,
         retries=counters.retries,
         reads=counters.reads,
         read_batches=counters.read_batches,

@@ -28,7 +28,7 @@ from pgcairn.errors import (
     UnavailableError,
 )
 from pgcairn.settings import Settings
-from pgcairn.storage.repository import Batch, BatchResult, Merge, Repository
+from pgcairn.storage.repository import Batch, BatchResult, Merge, Replaced, Repository
 from pgcairn.storage.rows import CheckpointRow, NeededValue, ValueRow, WriteRow
 from pgcairn.telemetry import Counters
 from tests.support.stepping import advance, run_stepping, settle
@@ -214,16 +214,16 @@ class _Tables:
         self._after(outcome)
         return BatchResult(new, len(self.values) - known, missing)
 
-    async def replace_checkpoint(self, session: Session, row: CheckpointRow, merge: Merge) -> bool:
+    async def replace_checkpoint(self, session: Session, row: CheckpointRow, merge: Merge) -> Replaced:
         outcome = await self._before()
         stored = self.checkpoints.get(row[:3])
         if stored is None or stored[8] == row[8]:
-            return False
+            return Replaced.UNCHANGED
         body, refs = merge(stored[8], stored[7])
         self.checkpoints[row[:3]] = (*row[:3], stored[3], *row[4:7], refs, body)
         self.effects.append(_Effect(puts={int(body)}))
         self._after(outcome)
-        return True
+        return Replaced.REPLACED
 
     async def delete_threads(self, session: Session, thread_ids: Sequence[str]) -> int:
         outcome = await self._before()

@@ -8,7 +8,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcairn.coalescer import DeleteItem, Item, PutItem, Queue, WritesItem, assemble
+from pgcairn.coalescer import AsideItem, DeleteItem, Item, PutItem, Queue, WritesItem, assemble
 from pgcairn.storage.rows import CheckpointRow, ValueRow, WriteRow
 
 _THREADS = st.sampled_from(["a", "b", "c"])
@@ -39,7 +39,7 @@ def _items() -> st.SearchStrategy[Item]:
 
 @dataclass
 class _Step:
-    kind: Literal["append", "ready", "take"]
+    kind: Literal["append", "ready", "take", "end"]
     item: Item | None = None
     which: int = 0
 
@@ -120,6 +120,106 @@ def test_a_checkpoint_waits_for_one_of_its_thread_that_may_be_sent_again() -> No
         queue.append(item)
     assert queue.take() == [first, writes, other]
     assert queue.take() == [second]
+
+
+# --- asides ---------------------------------------------------------------------------------------
+
+
+async def _operation(_: object) -> None:
+    """Nobody runs it here."""
+
+
+def _aside(thread_id: str) -> AsideItem:
+    return AsideItem(thread_id=thread_id, operation=_operation)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(_Step, st.just("append"), _items()),
+            st.builds(_Step, st.just("append"), st.builds(_aside, _THREADS)),
+            st.builds(_Step, st.just("ready"), which=st.integers(0, 20)),
+            st.builds(_Step, st.just("end"), which=st.integers(0, 20)),
+            st.just(_Step("take")),
+        ),
+        max_size=40,
+    ),
+    st.sampled_from([None, 1]),
+)
+def test_an_aside_begins_in_its_turn_and_only_its_thread_waits_for_it(
+    steps: list[_Step], max_items: int | None
+) -> None:
+    queue = Queue(max_rows=_MAX_ROWS, max_bytes=_MAX_BYTES, max_items=max_items)
+    waiting: list[Item] = []
+    begun: list[AsideItem] = []
+    seen: list[Item] = []
+
+    def take() -> bool:
+        batch = queue.take()
+        due = queue.due()
+        assert queue.due() == []
+        under_way = {item.thread_id for item in begun}
+        assert not under_way & {item.thread_id for item in batch}, "something went past an aside"
+        _check_batch(batch, max_items)
+        assert not any(isinstance(item, AsideItem) for item in batch)
+        for item in batch:
+            waiting.remove(item)
+        for aside in due:
+            assert aside not in begun
+            assert aside.thread_id not in {item.thread_id for item in batch}, "its thread is at the server"
+            first = next(item for item in waiting if item.thread_id == aside.thread_id)
+            assert first is aside
+            begun.append(aside)
+        return bool(batch or due)
+
+    def end(which: int) -> None:
+        aside = begun.pop(which % len(begun))
+        waiting.remove(aside)
+        assert queue.remove(aside)
+        assert not queue.remove(aside)
+
+    for step in steps:
+        if step.item is not None:
+            if any(step.item is each for each in seen):
+                continue
+            seen.append(step.item)
+            waiting.append(step.item)
+            queue.append(step.item)
+        elif step.kind == "ready" and waiting:
+            waiting[step.which % len(waiting)].ready = True
+        elif step.kind == "end" and begun:
+            end(step.which)
+        elif step.kind == "take":
+            take()
+        assert len(queue) == len(waiting)
+        assert queue.threads() == {item.thread_id for item in waiting}
+    for item in waiting:
+        item.ready = True
+    while waiting:
+        progress = take()
+        if begun:
+            end(0)
+        else:
+            assert progress, "nothing is under way, and nothing leaves"
+
+
+def test_an_aside_waits_for_the_batch_that_its_thread_is_in() -> None:
+    queue = Queue(max_rows=100, max_bytes=100)
+    before, aside, after = (
+        WritesItem(thread_id="t", replace=False),
+        _aside("t"),
+        WritesItem(thread_id="t", replace=False),
+    )
+    other, second = WritesItem(thread_id="u", replace=False), _aside("v")
+    for item in (before, aside, after, other, second):
+        queue.append(item)
+    assert queue.take() == [before, other]
+    assert queue.due() == [second]
+    assert queue.take() == []
+    assert queue.due() == [aside]
+    queue.remove(aside)
+    assert queue.take() == [after]
+    assert queue.drain() == [second]
 
 
 @given(st.lists(_items(), max_size=10))

@@ -6,6 +6,7 @@ a batch; its neighbours above are the coalescer and the reader, below is the con
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,6 +64,15 @@ class BatchResult(NamedTuple):
     new_checkpoints: int
     new_values: int
     missing_items: frozenset[int]
+
+
+class Replaced(enum.Enum):
+    """How replacing a checkpoint ended."""
+
+    REPLACED = enum.auto()
+    UNCHANGED = enum.auto()
+    """It is not there any more, or it is the same."""
+    VALUES_GONE = enum.auto()
 
 
 Merge = Callable[[bytes, "str | None"], "tuple[bytes, str | None]"]
@@ -181,8 +191,8 @@ class Repository:
         session: Session,
         row: CheckpointRow,
         merge: Merge,
-    ) -> bool:
-        """Give a stored checkpoint a new body, in one transaction.
+    ) -> Replaced:
+        """Give a stored checkpoint a new body, in one transaction. A hidden one comes back into sight.
 
         Args:
             session: A session.
@@ -190,26 +200,29 @@ class Repository:
             merge: Gets the stored body and references, returns those to keep.
 
         Returns:
-            Whether anything was there and was different.
+            Whether it was done. ``VALUES_GONE``: somebody has deleted a value since the batch brought it along, and
+            nothing was done.
         """
         statements = self._statements
         async with session.transaction():
             thread_id, checkpoint_ns, checkpoint_id, _, run_id, langgraph_v, metadata, _, new_body = row
             key = (thread_id, checkpoint_ns, checkpoint_id)
             found = await session.fetch(statements.lock_checkpoint, key)
-            if not found or found[0][0] == new_body:
-                return False
-            stored_body, stored_refs, _ = found[0]
+            if not found:
+                return Replaced.UNCHANGED
+            stored_body, stored_refs, is_hidden, _ = found[0]
+            if stored_body == new_body and not is_hidden:
+                return Replaced.UNCHANGED
             body, refs = merge(stored_body, stored_refs)
-            await session.execute(
+            done = await session.execute(
                 statements.replace_checkpoint, (*key, run_id, langgraph_v, metadata, refs, body)
             )
-        return True
+        return Replaced.REPLACED if done else Replaced.VALUES_GONE
 
     async def delete_threads(self, session: Session, thread_ids: Sequence[str]) -> int:
         """Delete whole threads in one transaction; return how many rows went."""
         threads = (list(thread_ids),)
-        async with session.transaction():
+        async with session.transaction(read_committed=True):
             await session.fetch(self._statements.lock_values_of_threads, threads)
             [(count,)] = await session.fetch(self._statements.delete_threads, threads)
         return int(count)

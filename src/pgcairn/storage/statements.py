@@ -88,6 +88,19 @@ class Statements:
         self.try_setup_lock = self._single("try_setup_lock")
         self.schema_bytes = self._single("schema_bytes")
         self.count_sessions = self._single("count_sessions")
+        self.select_places = self._single("select_places")
+        self.select_roots = self._single("select_roots")
+        self.select_needed = self._single("select_needed")
+        self.select_runs = self._single("select_runs")
+        self.lock_checkpoints = self._single("lock_checkpoints")
+        self.hide_checkpoints = self._single("hide_checkpoints")
+        self.delete_checkpoints = self._single("delete_checkpoints")
+        self.relink_checkpoints = self._single("relink_checkpoints")
+        self.select_unreferenced = self._single("select_unreferenced")
+        self.lock_values = self._single("lock_values")
+        self.delete_values = self._single("delete_values")
+        self.lock_copy_target = self._single("lock_copy_target")
+        self.copy_thread = self._single("copy_thread")
         self.select_latest = self._tuples("select_latest", "source_latest")
         self.select_exact = self._tuples("select_exact", "source_exact")
         self.select_many = self._tuples("select_many", "source_many")
@@ -129,7 +142,9 @@ class Statements:
         return singles + [self.batch(shape) for shape in shapes]
 
     def _single(self, name: str) -> Query:
-        return self._query(name, _texts()[name])
+        texts = _texts()
+        # Its $1 is the thread, as it is in the statements that it is part of.
+        return self._query(name, texts[name].replace("/* needed values */", texts["part_needed_values"]))
 
     def _tuples(self, name: str, source: str, *, ordered: bool = False) -> Query:
         texts = _texts()
