@@ -1,0 +1,1 @@
+"""Operations on whole threads, beside the write path: pruning, deleting runs, copying."""
