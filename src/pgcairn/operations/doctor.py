@@ -325,7 +325,7 @@ async def examine(
             never swept. 0 and more. Default 3600 (guess).
         max_findings: Most findings of each kind that are kept, besides their count; 1 or more. ``None``: all, without
             a bound on memory.
-        on_progress: Called after each page with what was examined so far.
+        on_progress: Called after each page with what was examined so far, on the saver's event loop.
 
     Returns:
         What was examined and found.
