@@ -886,6 +886,17 @@ async def test_the_command_lists_the_first_or_all(
     assert "--all" not in out
 
 
+async def test_the_command_lists_all_when_each_stands_for_several(
+    saver: AsyncPostgresSaver, doctor: Callable[..., Any]
+) -> None:
+    for number in range(20):
+        await saver.aput_writes(config(number=number), [("a", 1), ("b", 2)], "task")
+    _, out, _ = await doctor("--all")
+    assert "orphaned-write (40)" in out
+    assert out.count(": 2 pending writes") == 20
+    assert "--all" not in out
+
+
 async def test_the_command_repairs(
     saver: AsyncPostgresSaver, doctor: Callable[..., Any], dsn: str, schema: str
 ) -> None:

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report.as_dict(), indent=2, ensure_ascii=True))
     else:
-        _print(report)
+        _print(report, is_limited=not arguments.all)
     return 0 if report.is_clean else PROBLEMS_FOUND
 
 
@@ -131,7 +131,7 @@ def _progress() -> Callable[[Totals], None]:
     return show
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, *, is_limited: bool) -> None:
     totals = report.totals
     sealed = f"{totals.sealed_rows:,}" + (f" (set {_KEY_VARIABLE})" if totals.sealed_rows else "")
     for name, text in (
@@ -147,10 +147,10 @@ def _print(report: Report) -> None:
         for kind, count in report.counts.items():
             if kind.severity is severity:
                 print(f"\n{severity.value}: {kind.value} ({count:,}): {kind.meaning}")
-                _print_findings(report, kind, count, is_swept=False)
+                _print_findings(report, kind, is_swept=False, is_limited=is_limited)
     for kind, count in report.swept.items():
         print(f"\nswept: {kind.value} ({count:,}): {kind.meaning}")
-        _print_findings(report, kind, count, is_swept=True)
+        _print_findings(report, kind, is_swept=True, is_limited=is_limited)
     if report.swept:
         print(f"\n{_size(report.swept_bytes)} swept; the server reuses the space after its next vacuum.")
     if report.unswept_threads:
@@ -160,12 +160,11 @@ def _print(report: Report) -> None:
     print(f"\n{_verdict(report)}")
 
 
-def _print_findings(report: Report, kind: Kind, count: int, *, is_swept: bool) -> None:
+def _print_findings(report: Report, kind: Kind, *, is_swept: bool, is_limited: bool) -> None:
     shown = [each for each in report.findings if each.kind is kind and each.is_swept == is_swept]
     for finding in shown:
         print(f"  {finding}")
-    # A finding about writes may stand for several.
-    if len(shown) == _SHOWN_FINDINGS and count > len(shown):
+    if is_limited and len(shown) == _SHOWN_FINDINGS:
         print("  … (--all lists all)")
 
 
