@@ -213,8 +213,8 @@ DAMAGE: dict[str, tuple[str, list[dict[str, Any]]]] = {
         [{"kind": Kind.FOREIGN_BODY, **AT, "checkpoint_id": checkpoint_id(3)}],
     ),
     "references that are no object": (
-        f"UPDATE $.checkpoints SET refs = '[1]' {HERE} AND checkpoint_id = '{checkpoint_id(5)}'",
-        [{"kind": Kind.MALFORMED_REFERENCES, **AT, "checkpoint_id": checkpoint_id(5)}],
+        f"UPDATE $.checkpoints SET refs = '[1]' {HERE} AND checkpoint_id = '{checkpoint_id(12)}'",
+        [{"kind": Kind.MALFORMED_REFERENCES, **AT, "checkpoint_id": checkpoint_id(12)}],
     ),
     "a value that is gone": (
         f"DELETE FROM $.channel_values {HERE} AND channel = 'messages' AND version = '{version(12)}'",
@@ -653,9 +653,10 @@ async def test_sends_of_a_parent_that_was_never_stored_stay(saver: AsyncPostgres
     await saver.aput_writes(config(number=1), [("__pregel_tasks", {"a": 1})], "task")
     await put(saver, config(number=1), checkpoint(2, v=3))
     seen = await get(saver, config())
-    report = await examine(saver, repair=True, grace_seconds=0)
-    assert report.swept == {}
-    assert [each.kind for each in report.findings] == [Kind.DANGLING_PARENT]
+    for repair in (False, True):
+        report = await examine(saver, repair=repair, grace_seconds=0)
+        assert report.swept == {}
+        assert [each.kind for each in report.findings] == [Kind.DANGLING_PARENT]
     assert await get(saver, config()) == seen
 
 
@@ -713,6 +714,32 @@ async def test_what_a_value_that_is_no_candidate_rests_on_is_not_deleted(
         assert await repository.delete_values(session, "chat", [nine]) == []
         deleted = await repository.delete_values(session, "chat", [nine, twelve])
         # 10 and 11 rest on 9, and are no candidates.
+        assert [place for place, _ in deleted] == [twelve]
+
+
+async def test_what_came_between_finding_and_deleting_is_seen(
+    saver: AsyncPostgresSaver, dsn: str, schema: str
+) -> None:
+    await leave_orphans(saver, dsn, schema)
+    await saver.aput_writes(config("sends", number=1), [("__pregel_tasks", {"a": 1})], "task")
+    await put(saver, config("sends", number=1), checkpoint(2, v=3))
+    repository = DoctorRepository(Statements(schema))
+    async with saver._engine.pool.acquire() as session:
+        # Its checkpoint is there, or a checkpoint that it is the parent of.
+        assert await repository.delete_writes(session, "chat", [("", checkpoint_id(1))]) == []
+        assert await repository.delete_writes(session, "sends", [("", checkpoint_id(1))]) == []
+        # What a checkpoint refers to is not known any more.
+        twelve = ("", "messages", version(12))
+        run_sql(
+            dsn,
+            f"UPDATE {schema}.checkpoints SET refs = '[1]' {HERE} AND checkpoint_id = '{checkpoint_id(2)}'",
+        )
+        assert await repository.delete_values(session, "chat", [twelve]) == []
+        run_sql(
+            dsn,
+            f"UPDATE {schema}.checkpoints SET refs = NULL {HERE} AND checkpoint_id = '{checkpoint_id(2)}'",
+        )
+        deleted = await repository.delete_values(session, "chat", [twelve])
         assert [place for place, _ in deleted] == [twelve]
 
 
