@@ -314,6 +314,19 @@ DAMAGE: dict[str, tuple[str, list[dict[str, Any]]]] = {
         f"UPDATE $.checkpoints SET hidden = true {HERE} AND checkpoint_id = '{checkpoint_id(12)}'",
         [{"kind": Kind.UNNEEDED_HIDDEN, **AT, "checkpoint_id": checkpoint_id(12)}],
     ),
+    "a subgraph call whose root is hidden": (
+        f"UPDATE $.checkpoints SET hidden = true {HERE} AND checkpoint_id = '{checkpoint_id(1)}'",
+        [
+            {"kind": Kind.DANGLING_PARENT, **AT, "checkpoint_id": checkpoint_id(2)},
+            {"kind": Kind.UNNEEDED_HIDDEN, **AT, "checkpoint_id": checkpoint_id(1)},
+            {
+                "kind": Kind.LOST_CALL,
+                "thread_id": "chat",
+                "checkpoint_ns": "call:1",
+                "checkpoint_id": checkpoint_id(1),
+            },
+        ],
+    ),
     "a subgraph call without its root": (
         "UPDATE $.checkpoints SET metadata = jsonb_set(metadata, '{parents,\"\"}', '\"gone\"')"
         " WHERE thread_id = 'chat' AND checkpoint_ns = 'call:1'",
