@@ -736,10 +736,11 @@ async def test_what_came_between_finding_and_deleting_is_seen(
     await leave_orphans(saver, dsn, schema)
     await saver.aput_writes(config("sends", number=1), [("__pregel_tasks", {"a": 1})], "task")
     await put(saver, config("sends", number=1), checkpoint(2, v=3))
+    await saver.aput_writes(config("sends", number=2), [("x", 1)], "task")
     repository = DoctorRepository(Statements(schema))
     async with saver._engine.pool.acquire() as session:
         # Its checkpoint is there, or a checkpoint that it is the parent of.
-        assert await repository.delete_writes(session, "chat", [("", checkpoint_id(1))]) == []
+        assert await repository.delete_writes(session, "sends", [("", checkpoint_id(2))]) == []
         assert await repository.delete_writes(session, "sends", [("", checkpoint_id(1))]) == []
         # What a checkpoint refers to is not known any more.
         twelve = ("", "messages", version(12))
