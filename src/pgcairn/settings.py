@@ -82,8 +82,8 @@ class Settings:
     statement_timeout_seconds: float = 15.0
     """How long a statement may go unanswered, whatever the reason: a lock, a slow disk, a peer that is silent. Then it is
     cancelled, its session is dropped, and it is repeated until ``retry_deadline_seconds``. Counted by the client, so it also
-    works behind poolers, and where the server cannot count because it is gone. A statement that copies a whole
-    thread gets ten times as long. Too low: large batches over slow links are repeated in vain. Too high: calls
+    works behind poolers, and where the server cannot count because it is gone. A statement that copies or deletes
+    whole threads gets ten times as long. Too low: large batches over slow links are repeated in vain. Too high: calls
     hang on a dead connection for as long. Default 15 (guess: two attempts before the deadline)."""
 
     check_after_idle_seconds: float = 10.0

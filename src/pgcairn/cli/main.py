@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from pgcairn.cli import demo, schema, server
+from pgcairn.cli import demo, doctor, schema, server
 from pgcairn.errors import PgcairnError
 
 
@@ -23,7 +23,7 @@ class CommandModule(Protocol):
         """Add the module's commands."""
 
 
-COMMANDS: tuple[CommandModule, ...] = (schema, server, demo)
+COMMANDS: tuple[CommandModule, ...] = (schema, server, doctor, demo)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -77,6 +77,29 @@ def unpack(payload: bytes) -> Body:
     raise FrameError(f"the body has format {number!r}; this version reads {_FORMAT}")
 
 
+def peek_id(body: Body) -> str | None:
+    """Return the checkpoint's id without making any object of a type that is not msgpack's own.
+
+    Returns:
+        The id; ``None`` if the core is not msgpack, so that only its serializer can tell.
+
+    Raises:
+        FrameError: It is not ``[fields, plain values, metadata]``, or has no id.
+    """
+    if body.core_type != "msgpack":
+        return None
+    try:
+        fields, _, _ = ormsgpack.unpackb(
+            body.core, ext_hook=lambda code, inner: None, option=ormsgpack.OPT_NON_STR_KEYS
+        )
+        found = fields["id"]
+    except Exception as error:
+        raise FrameError(f"the body's core cannot be read ({type(error).__name__}: {error})") from error
+    if not isinstance(found, str):
+        raise FrameError(f"the body's core has no id, but {found!r}")
+    return found
+
+
 def load_core(codec: Codec, body: Body) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return fields, plain values and metadata of a body.
 

@@ -268,5 +268,10 @@ def _new_small_compressor(level: int) -> zstandard.ZstdCompressor:
     )
 
 
+def is_sealed(frame: bytes) -> bool:
+    """Whether a frame is encrypted, so that only who has the key can look inside."""
+    return frame[:1] == b"\x02"
+
+
 def _new_compressor(level: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)

@@ -125,6 +125,11 @@ class Codec:
         """The serializer's type tag of a stored one."""
         return stored_type if self._cipher is None else stored_type.split("+", 1)[0]
 
+    @property
+    def seals(self) -> bool:
+        """Whether every frame is encrypted, and can be decrypted."""
+        return self._cipher is not None
+
     def wants_thread(self, payload_bytes: int) -> bool:
         """Whether compressing this many bytes would stall the event loop noticeably."""
         return payload_bytes >= self._in_thread_min_bytes

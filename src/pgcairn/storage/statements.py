@@ -14,6 +14,9 @@ from pathlib import Path
 
 from pgcairn.connection.pool import Query
 
+# How many times as long as others a statement on all rows of a thread may take (guess).
+_PATIENCE_WITH_WHOLE_THREADS = 10.0
+
 _NAME = re.compile(r"^-- name: (?P<name>\w+) :(?P<kind>part|one|many|execrows|script)$", re.MULTILINE)
 _PARAMETER = re.compile(r"\$(\d+)")
 _CAST = re.compile(r"\$(\d+)::(\w+(?:\[\])?)")
@@ -81,26 +84,39 @@ class Statements:
         self.lock_checkpoint = self._single("lock_checkpoint")
         self.replace_checkpoint = self._single("replace_checkpoint")
         self.lock_values_of_threads = self._single("lock_values_of_threads")
-        self.delete_threads = self._single("delete_threads")
+        self.delete_threads = self._single("delete_threads", patience=_PATIENCE_WITH_WHOLE_THREADS)
         self.installed_tables = self._single("installed_tables")
         self.applied_migrations = self._single("applied_migrations")
         self.record_migration = self._single("record_migration")
         self.try_setup_lock = self._single("try_setup_lock")
         self.schema_bytes = self._single("schema_bytes")
         self.count_sessions = self._single("count_sessions")
-        self.select_places = self._single("select_places")
-        self.select_roots = self._single("select_roots")
-        self.select_needed = self._single("select_needed")
-        self.select_runs = self._single("select_runs")
+        self.select_places = self._single("select_places", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.select_roots = self._single("select_roots", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.select_needed = self._single("select_needed", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.select_runs = self._single("select_runs", patience=_PATIENCE_WITH_WHOLE_THREADS)
         self.lock_checkpoints = self._single("lock_checkpoints")
         self.hide_checkpoints = self._single("hide_checkpoints")
         self.delete_checkpoints = self._single("delete_checkpoints")
-        self.relink_checkpoints = self._single("relink_checkpoints")
-        self.select_unreferenced = self._single("select_unreferenced")
+        self.relink_checkpoints = self._single("relink_checkpoints", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.select_unreferenced = self._single("select_unreferenced", patience=_PATIENCE_WITH_WHOLE_THREADS)
         self.lock_values = self._single("lock_values")
         self.delete_values = self._single("delete_values")
         self.lock_copy_target = self._single("lock_copy_target")
-        self.copy_thread = self._single("copy_thread")
+        self.copy_thread = self._single("copy_thread", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.doctor_threads = self._single("doctor_threads")
+        self.doctor_checkpoints = self._single("doctor_checkpoints")
+        self.doctor_values = self._single("doctor_values")
+        self.doctor_writes = self._single("doctor_writes")
+        self.doctor_orphaned_values = self._single("doctor_orphaned_values")
+        self.doctor_orphaned_writes = self._single("doctor_orphaned_writes")
+        self.doctor_unneeded_hidden = self._single("doctor_unneeded_hidden")
+        self.doctor_lost_calls = self._single("doctor_lost_calls")
+        self.doctor_isolation = self._single("doctor_isolation")
+        self.doctor_lock_values = self._single("doctor_lock_values")
+        self.doctor_delete_values = self._single("doctor_delete_values")
+        self.doctor_lock_writes = self._single("doctor_lock_writes")
+        self.doctor_delete_writes = self._single("doctor_delete_writes")
         self.select_latest = self._tuples("select_latest", "source_latest")
         self.select_exact = self._tuples("select_exact", "source_exact")
         self.select_many = self._tuples("select_many", "source_many")
@@ -141,10 +157,11 @@ class Statements:
         ]
         return singles + [self.batch(shape) for shape in shapes]
 
-    def _single(self, name: str) -> Query:
+    def _single(self, name: str, *, patience: float = 1.0) -> Query:
         texts = _texts()
         # Its $1 is the thread, as it is in the statements that it is part of.
-        return self._query(name, texts[name].replace("/* needed values */", texts["part_needed_values"]))
+        text = texts[name].replace("/* needed values */", texts["part_needed_values"])
+        return self._query(name, text, patience)
 
     def _tuples(self, name: str, source: str, *, ordered: bool = False) -> Query:
         texts = _texts()
@@ -179,7 +196,7 @@ class Statements:
         text = ("WITH " + ",\n".join(parts) + "\n" + result).replace("/* unless missing */", unless_missing)
         return self._query("batch", text)
 
-    def _query(self, name: str, text: str) -> Query:
+    def _query(self, name: str, text: str, patience: float = 1.0) -> Query:
         types: dict[int, str] = {}
         for number, type_name in _CAST.findall(text):
             types[int(number)] = type_name
@@ -191,6 +208,7 @@ class Statements:
             name=name,
             text=f"/* pgcairn:{name} */ {self.qualify(text)}",
             types=tuple(types[number] for number in sorted(types)),
+            patience=patience,
         )
 
 
