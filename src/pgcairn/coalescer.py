@@ -593,10 +593,9 @@ class Coalescer:
             for number, item in enumerate(items)
             if isinstance(item, PutItem) and number not in result.missing_items
         ]
-        # Only all or none is known. A value that was there already may be another one under the same version.
-        values_are_new = result.new_values == sum(
-            number not in result.missing_items for number, _ in batch.values
-        )
+        # Only all or none is known. A value that was there already, or that another item of the batch brought first,
+        # may be another one under the same version.
+        values_are_new = result.new_values == sum(len(item.values) for item in written)
         for item in written:
             item.values_are_new = values_are_new
         if result.new_checkpoints < len(written):
