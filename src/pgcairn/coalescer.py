@@ -20,7 +20,6 @@ import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import TypeVar
 
 from pgcairn.connection.pool import HeldSession, Pool, Session, run_retried
@@ -238,7 +237,7 @@ def assemble(items: Sequence[Item]) -> Batch:
                 elif key not in replaced:
                     kept.setdefault(key, write)
     checkpoints.sort(key=_checkpoint_key)
-    needs.sort(key=itemgetter(1))
+    needs.sort(key=_need_key)
     return Batch(
         checkpoints=checkpoints,
         values=[values[key] for key in sorted(values)],
@@ -246,6 +245,10 @@ def assemble(items: Sequence[Item]) -> Batch:
         writes_kept=[kept[key] for key in sorted(kept)],
         writes_replaced=[replaced[key] for key in sorted(replaced)],
     )
+
+
+def _need_key(entry: tuple[int, NeededValue]) -> tuple[str, ...]:
+    return entry[1][:4]
 
 
 def _checkpoint_key(entry: tuple[int, CheckpointRow]) -> tuple[str, str, str]:

@@ -122,7 +122,7 @@ class Intake:
             channel_values=checkpoint.get("channel_values") or {},
         )
         if encoded.needs is not None:
-            item.needs = [(*key, channel, version) for channel, version in encoded.needs]
+            item.needs = [(*key, channel, version, None) for channel, version in encoded.needs]
         if encoded.large is not None:
             for channel, version, _, _ in encoded.large:
                 if not surely_fine(thread_id, checkpoint_ns, channel, version):
@@ -284,7 +284,8 @@ class _Put(PutItem):
                 lineage = None if base is None else base.extended(version, payload)
                 if lineage is not None:
                     chain = chain_text(lineage.versions[1:])
-                    needs.append((row[0], row[1], channel, lineage.versions[1]))
+                    base_chain = chain_text(lineage.versions[2:])
+                    needs.append((row[0], row[1], channel, lineage.versions[1], base_chain))
                     frame = codec.frame_edit(
                         lineage, payload, "$.channel_values.", channel, in_thread=in_thread
                     )

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import Checkpoint
 
 from pgcairn import AsyncPostgresSaver, StoredDataError
 from tests.support.savers import (
@@ -607,6 +608,48 @@ async def test_a_thread_deleted_by_this_process_is_begun_anew_at_once(
     assert saver.stats().items_reencoded == 0
     assert chains(dsn, schema) == {version(6): [], version(7): [version(6)]}
     await check_all(saver, {6: conversation(6), 7: conversation(7)})
+
+
+@ONE_DRIVER
+@pytest.mark.parametrize("channels", ["c", "cd"], ids=["single", "arrays"])
+async def test_a_base_that_was_stored_anew_has_another_chain(
+    dsn: str, schema: str, saver: AsyncPostgresSaver, other: AsyncPostgresSaver, channels: str
+) -> None:
+    def step(number: int) -> Checkpoint:
+        return checkpoint(
+            number,
+            dict.fromkeys(channels, conversation(number)),
+            dict.fromkeys(channels, version(number)),
+        )
+
+    for number in range(1, 4):
+        await put(saver, config(), step(number))
+    # The other one has the state in hand; it deletes the thread and puts the state again, whole.
+    await other.adelete_thread("thread")
+    await put(other, config(), step(3))
+    # The fourth of this one would rest on the third, and on what the third rested on.
+    await put(saver, config(), step(4))
+    await put(saver, config(), step(5))
+    assert dangling(dsn, schema) == []
+    for number in (3, 4, 5):
+        assert await values_of(other, config(number=number)) == step(number)["channel_values"]
+    assert saver.stats().items_reencoded == 1
+
+
+@ONE_DRIVER
+async def test_a_base_that_was_stored_anew_with_a_longer_chain(
+    dsn: str, schema: str, saver: AsyncPostgresSaver, other: AsyncPostgresSaver
+) -> None:
+    await put_all(saver, [conversation(1)])
+    await get(other, config())
+    await put_all(saver, [conversation(2)], first=2)
+    await saver.adelete_thread("thread")
+    await put_all(saver, [conversation(0)], first=100)
+    await put_all(saver, [conversation(1)])  # the same version as before, on another one now
+    assert chains(dsn, schema)[version(1)] == [version(100)]
+    await put_all(other, [conversation(2), conversation(3)], first=2)
+    assert dangling(dsn, schema) == []
+    await check_all(saver, {100: conversation(0), 1: conversation(1), 2: conversation(2), 3: conversation(3)})
 
 
 async def test_a_base_that_is_gone_is_missed_among_many(

@@ -106,7 +106,7 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
     "page_of_namespace": ("1", "", None, "00000005", "{}", 10),
     "page_of_thread": ("1", None, None, "{}", None, None, 10),
     "batch": (
-        *([*range(_N)], _MANY, _NS, ["x"] * _N, ["1"] * _N),
+        *([*range(_N)], _MANY, _NS, ["x"] * _N, ["1"] * _N, ["{}"] * _N),
         *([*range(_N)], _MANY, _NS, ["x"] * _N, ["1"] * _N, [None] * _N, ["t"] * _N, _BYTES),
         *(
             [*range(_N)],
