@@ -133,11 +133,13 @@ async def test_a_stored_value_that_is_being_deleted_is_stored_again(
 ) -> None:
     async with saver_on(dsn, schema) as first, saver_on(dsn, schema) as saver, session(dsn) as deleter:
         await put_state(first, 1, channels, "a")
-        await delete_row(deleter, schema, 1)
+        # As ``adelete_thread`` does it: the rows are locked first, and deleted by another statement.
+        await deleter.execute(f"SELECT FROM {schema}.channel_values FOR UPDATE".encode())
         # This saver knows nothing of the row, and brings the value along.
         putting = asyncio.ensure_future(put_state(saver, 2, channels, "a", of=1))
         async with settled(putting):
             await until_blocked(dsn, 1, putting)
+            await delete_row(deleter, schema, 1)
             await deleter.commit()
             await putting
         assert await values_of(saver, config(number=2)) == state(channels, "a")

@@ -139,6 +139,8 @@ def test_a_size_counts_all_that_is_held() -> None:
     edit = Edit([0, 0, 10], b"four")
     with_edit = Lineage(("2.0", "1.0"), 1, bytes(10), (edit,))
     assert with_edit.size_bytes - _lineage(10).size_bytes >= 4 + 3 * 8
+    longer = with_edit._replace(edits=(Edit([0, 0, 5, 4, 5, 5], b"four, five"),))
+    assert longer.size_bytes - with_edit.size_bytes == 3 * 8 + 6
 
 
 def test_the_one_unused_for_longest_goes_first() -> None:

@@ -186,6 +186,22 @@ def test_a_long_way_back_and_forward() -> None:
     assert _cost(base, _RANDOM.randbytes(40) + parts[2] + parts[3]) < 100
 
 
+def test_a_short_piece_from_far_away() -> None:
+    start, between, piece = _RANDOM.randbytes(5000), _RANDOM.randbytes(30_000), _RANDOM.randbytes(200)
+    assert _cost(start + between + piece + b"old", start + piece + b"new") < 60
+
+
+def test_a_find_is_extended_to_where_it_begins() -> None:
+    # The last byte differs, so the end that both have in common is not known from the end.
+    base, inserted = _RANDOM.randbytes(20_000), _RANDOM.randbytes(1000)
+    assert _cost(base, base[:5000] + inserted + base[5000:-1] + bytes((base[-1] ^ 1,))) < 1050
+
+
+def test_a_piece_that_was_passed_over_is_found() -> None:
+    start, long, short, rest = (_RANDOM.randbytes(size) for size in (1000, 400, 60, 400))
+    assert _cost(start + long + short + rest, start + short + long + b"end") < 60
+
+
 # --- edits that do not fit --------------------------------------------------------------------------
 
 
