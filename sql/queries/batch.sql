@@ -4,16 +4,18 @@
 
 -- name: part_needs :part
 -- Which items rest on a stored value that is gone (a delta's base, an unchanged large value).
--- $1 item numbers, $2 threads, $3 namespaces, $4 channels, $5 versions; one entry per needed row.
+-- $1 item numbers, $2 threads, $3 namespaces, $4 channels, $5 versions, $6 chains that bases must have (each the text
+-- of an array; null: any); one entry per needed row.
 -- Index: channel_values_pkey. Locks: FOR KEY SHARE on the needed rows until commit, so that no prune can
 -- delete what this batch is about to point at.
 held AS MATERIALIZED (
     SELECT n.ordinality
-    FROM unnest($1::int4[], $2::text[], $3::text[], $4::text[], $5::text[])
-        WITH ORDINALITY AS n (item, thread_id, checkpoint_ns, channel, version, ordinality)
+    FROM unnest($1::int4[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
+        WITH ORDINALITY AS n (item, thread_id, checkpoint_ns, channel, version, chain, ordinality)
     JOIN /* schema */channel_values AS v
         ON v.thread_id = n.thread_id AND v.checkpoint_ns = n.checkpoint_ns
         AND v.channel = n.channel AND v.version = n.version
+        AND (n.chain IS NULL OR coalesce(v.chain, '{}') = n.chain::text[])
     FOR KEY SHARE OF v
 ),
 missing AS MATERIALIZED (
@@ -184,7 +186,7 @@ SELECT (SELECT count(*) FROM stored_checkpoint), (SELECT count(*) FROM stored_va
 -- name: insert_checkpoint_and_edit :one
 -- The batch of one checkpoint with one large value that is an edit of a stored one: the same as part_needs, part_values
 -- and part_checkpoints, without their arrays. Says how many checkpoints and values were new, and whether the base is
--- there.
+-- there, with the rest of the chain as its own.
 -- $1 thread, $2 namespace, $3 id, $4 parent, $5 run, $6 LangGraph format, $7 metadata, $8 references, $9 body,
 -- $10 channel, $11 version, $12 chain (the text of an array), $13 type, $14 frame, $15 version of the base.
 -- Index: channel_values_pkey, checkpoints_pkey. Locks: as the parts.
@@ -193,6 +195,7 @@ WITH base AS MATERIALIZED (
     FROM /* schema */channel_values AS v
     WHERE v.thread_id = $1::text AND v.checkpoint_ns = $2::text
         AND v.channel = $10::text AND v.version = $15::text
+        AND coalesce(v.chain, '{}') = ($12::text::text[])[2:]
     FOR KEY SHARE
 ),
 stored_value AS (

@@ -21,10 +21,9 @@ import asyncio
 import logging
 import time
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import TypeVar
 
 from pgcairn.connection.pool import HeldSession, Pool, Runner, Session, run_retried
@@ -289,7 +288,7 @@ def assemble(items: Sequence[Item]) -> Batch:
                 elif key not in replaced:
                     kept.setdefault(key, write)
     checkpoints.sort(key=_checkpoint_key)
-    needs.sort(key=itemgetter(1))
+    needs.sort(key=_need_key)
     return Batch(
         checkpoints=checkpoints,
         values=[values[key] for key in sorted(values)],
@@ -297,6 +296,10 @@ def assemble(items: Sequence[Item]) -> Batch:
         writes_kept=[kept[key] for key in sorted(kept)],
         writes_replaced=[replaced[key] for key in sorted(replaced)],
     )
+
+
+def _need_key(entry: tuple[int, NeededValue]) -> tuple[str, ...]:
+    return entry[1][:4]
 
 
 def _checkpoint_key(entry: tuple[int, CheckpointRow]) -> tuple[str, str, str]:
@@ -708,15 +711,16 @@ class Coalescer:
                 continue
             counters.items_reencoded += 1
             again.append(item)
-        # Only all or none is known of a batch. A value that was there already may be another one under the same version,
-        # and so may one of two that came with this batch.
-        sent = Counter(number for number, _ in batch.values if number not in result.missing_items)
-        all_are_new = result.new_values == sent.total()
-        written: list[PutItem] = []
-        for number, item in enumerate(items):
-            if isinstance(item, PutItem) and number not in result.missing_items:
-                item.values_are_new = all_are_new and sent[number] == len(item.values)
-                written.append(item)
+        written = [
+            item
+            for number, item in enumerate(items)
+            if isinstance(item, PutItem) and number not in result.missing_items
+        ]
+        # Only all or none is known. A value that was there already, or that another item of the batch brought first,
+        # may be another one under the same version.
+        values_are_new = result.new_values == sum(len(item.values) for item in written)
+        for item in written:
+            item.values_are_new = values_are_new
         if result.new_checkpoints < len(written):
             for number, item in enumerate(written):
                 try:

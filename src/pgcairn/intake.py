@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import (
 
 from pgcairn.coalescer import AsideItem, Coalescer, DeleteItem, PutItem, WritesItem
 from pgcairn.codec.bases import Bases, Lineage, can_be_base, new_epoch
-from pgcairn.codec.checkpoint import EncodedPut, encode_put, merge_put, refs_json
+from pgcairn.codec.checkpoint import EncodedPut, LargeValue, encode_put, merge_put, refs_json
 from pgcairn.codec.compression import FrameError
 from pgcairn.codec.metadata import searchable
 from pgcairn.codec.placement import Placements
@@ -116,9 +116,8 @@ class Intake:
             check_key(thread_id=thread_id, checkpoint_ns=checkpoint_ns, checkpoint_id=checkpoint_id)
             check_key(parent_checkpoint_id=parent_id or "", run_id=run_id or "")
         key = (thread_id, checkpoint_ns)
-        inline_max_bytes = self._settings.inline_max_bytes
         encoded = encode_put(
-            codec, inline_max_bytes, self._placements, checkpoint, complete, new_versions, key
+            codec, self._settings.inline_max_bytes, self._placements, checkpoint, complete, new_versions, key
         )
         langgraph_v = checkpoint.get("v")
         item = _Put(
@@ -138,10 +137,10 @@ class Intake:
             size_bytes=encoded.size_bytes,
             codec=codec,
             encoded=encoded,
-            source=(inline_max_bytes, None, checkpoint, complete, new_versions, key),
+            channel_values=checkpoint.get("channel_values") or {},
         )
         if encoded.needs is not None:
-            item.needs = [(*key, channel, version) for channel, version in encoded.needs]
+            item.needs = [(*key, channel, version, None) for channel, version in encoded.needs]
         if encoded.large is not None:
             for channel, version, _, _ in encoded.large:
                 if not surely_fine(thread_id, checkpoint_ns, channel, version):
@@ -392,14 +391,14 @@ class _Put(PutItem):
         bases: Channel → what its value may be an edit of, or ``None`` if it begins an epoch; no entry if it can be
             nobody's base.
         lineages: Channel → what to remember once it is committed.
-        source: The arguments of ``encode_put`` after the codec, with no placements.
+        channel_values: The values as they were handed over, for those that were not serialized.
     """
 
     codec: Codec
     encoded: EncodedPut
     bases: dict[str, Lineage | None] = field(default_factory=dict)
     lineages: dict[str, Lineage] = field(default_factory=dict)
-    source: tuple[int, None, Checkpoint, dict[str, Any], ChannelVersions, tuple[str, str]]
+    channel_values: dict[str, Any]
 
     def frame(self, *, in_thread: bool = False) -> None:
         codec, encoded, row = self.codec, self.encoded, self.row
@@ -412,7 +411,8 @@ class _Put(PutItem):
                 lineage = None if base is None else base.extended(version, payload)
                 if lineage is not None:
                     chain = chain_text(lineage.versions[1:])
-                    needs.append((row[0], row[1], channel, lineage.versions[1]))
+                    base_chain = chain_text(lineage.versions[2:])
+                    needs.append((row[0], row[1], channel, lineage.versions[1], base_chain))
                     frame = codec.frame_edit(
                         lineage, payload, "$.channel_values.", channel, in_thread=in_thread
                     )
@@ -429,7 +429,13 @@ class _Put(PutItem):
         self.row = (*row[:7], refs_json(encoded.refs), body)
 
     def encode_whole(self) -> None:
-        self.encoded = encode_put(self.codec, *self.source)
+        # What was serialized when the call came stays: the caller may have changed its state since.
+        encoded = self.encoded
+        large = list(encoded.large or ())
+        for channel, version in encoded.needs or ():
+            value = self.channel_values[channel]
+            large.append(LargeValue(channel, version, *self.codec.dump(value, "$.channel_values.", channel)))
+        self.encoded = encoded._replace(large=large, needs=None)
         self.needs = ()
         self.bases = dict.fromkeys(self.bases)
         self.lineages = {}

@@ -333,11 +333,11 @@ def _load_referenced(codec: Codec, stored: StoredTuple, values: dict[str, Any], 
     chains = _chains(stored)
     for channel, rows in chains.items():
         version = wanted[channel]
-        missing = next((row.version for row in rows if row.frame is None), None)
+        missing = next((row for row in rows if row.frame is None), None)
         if missing is not None:
             raise _corrupt(
                 stored,
-                f"Version {missing} of a value, on which this one rests, is missing.",
+                f"Version {missing.version} of a value, on which this one rests, is missing.",
                 channel=channel,
                 version=version,
             )

@@ -73,7 +73,7 @@ class _Put(PutItem):
 
     def encode_whole(self) -> None:
         # What was needed is brought along now.
-        self.values = (*self.values, *((*need, None, "t", b"whole") for need in self.needs))
+        self.values = (*self.values, *((*need[:4], None, "t", b"whole") for need in self.needs))
         self.needs = ()
 
     def merge(self, stored_body: bytes, stored_refs: str | None) -> tuple[bytes, str | None]:
@@ -191,7 +191,7 @@ class _Tables:
             write[6] == "poison" for write in [*batch.writes_kept, *batch.writes_replaced]
         ):
             raise RejectedError("bad data", sqlstate="22P05")
-        missing = frozenset(number for number, need in batch.needs if need not in self.values)
+        missing = frozenset(number for number, need in batch.needs if need[:4] not in self.values)
         effect = _Effect()
         self.broken += [f"{row[:3]} has no bytes" for _, row in batch.checkpoints if not row[8]]
         known = len(self.values)
@@ -410,7 +410,7 @@ def _puts(draw: st.DrawFn) -> _Action:
     thread_id = draw(_THREADS)
     keys = [(thread_id, "", channel, version) for channel in "xy" for version in "12"]
     values = draw(st.lists(st.sampled_from(keys), max_size=2, unique_by=lambda key: key[2]))
-    others = [key for key in keys if key[2] not in {value[2] for value in values}]
+    others = [(*key, None) for key in keys if key[2] not in {value[2] for value in values}]
     needs: list[NeededValue] = draw(st.lists(st.sampled_from(others), max_size=1) if others else st.just([]))
     return "put", (
         thread_id,
@@ -485,7 +485,7 @@ def _item(number: int, kind: str, arguments: Any) -> _Any:
             row=(thread_id, "", checkpoint_id, None, None, langgraph_v, "{}", json.dumps(refs), b""),
             values=[(*key, None, "t", str(number).encode()) for key in values],
             needs=needs,
-            whole=tuple((*need, None, "t", b"whole") for need in needs),
+            whole=tuple((*need[:4], None, "t", b"whole") for need in needs),
         )
     _, _, idxs, replace, channel, ready = arguments
     frame = str(number).encode()

@@ -112,7 +112,7 @@ def test_every_interleaving_keeps_order_kind_keys_and_bounds(
 
 def test_a_checkpoint_waits_for_one_of_its_thread_that_may_be_sent_again() -> None:
     queue = Queue(max_rows=100, max_bytes=100)
-    first = PutItem(thread_id="t", row=_checkpoint("t", "1"), needs=[("t", "", "c", "v")])
+    first = PutItem(thread_id="t", row=_checkpoint("t", "1"), needs=[("t", "", "c", "v", None)])
     writes = WritesItem(thread_id="t", replace=False)
     second = PutItem(thread_id="t", row=_checkpoint("t", "2"))
     other = PutItem(thread_id="u", row=_checkpoint("u", "1"))
@@ -277,7 +277,12 @@ def _written_items(draw: st.DrawFn) -> Item:
                 unique_by=lambda row: row[:4],
             )
         )
-        needs = draw(st.lists(st.tuples(st.just(thread_id), st.just(""), _SHORT, _SHORT), max_size=2))
+        needs = draw(
+            st.lists(
+                st.tuples(st.just(thread_id), st.just(""), _SHORT, _SHORT, st.sampled_from([None, "{}"])),
+                max_size=2,
+            )
+        )
         row = _checkpoint(thread_id, draw(st.sampled_from("123456789")), draw(_ROW_BYTES))
         return PutItem(thread_id=thread_id, row=row, values=values, needs=needs)
     replace = draw(st.booleans())
@@ -369,7 +374,7 @@ def test_a_batch_is_sorted_and_updates_no_row_twice(items: list[Item]) -> None:
     values = [row[:4] for _, row in batch.values]
     assert values == sorted(set(values))
     needs = [need for _, need in batch.needs]
-    assert needs == sorted(needs)
+    assert needs == sorted(needs, key=lambda need: need[:4])
     kept = [row[:5] for row in batch.writes_kept]
     replaced = [row[:5] for row in batch.writes_replaced]
     assert kept == sorted(set(kept))

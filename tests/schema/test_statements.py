@@ -131,7 +131,7 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
     "doctor_lock_writes": ("1", _NS, _MANY),
     "doctor_delete_writes": ("1", _NS, _MANY),
     "batch": (
-        *([*range(_N)], _MANY, _NS, ["x"] * _N, ["1"] * _N),
+        *([*range(_N)], _MANY, _NS, ["x"] * _N, ["1"] * _N, ["{}"] * _N),
         *([*range(_N)], _MANY, _NS, ["x"] * _N, ["1"] * _N, [None] * _N, ["t"] * _N, _BYTES),
         *(
             [*range(_N)],

@@ -24,9 +24,9 @@ def test_a_batch_has_the_parameters_of_its_parts_in_their_order() -> None:
         statements.batch(BatchShape(False, False, True, False, False)).types,
         statements.batch(BatchShape(False, False, False, True, False)).types,
     ]
-    assert len(whole.types) == 5 + 8 + 10 + 9 + 9
-    assert whole.types[13:23] == parts[0]
-    assert whole.types[23:32] == whole.types[32:] == parts[1]
+    assert len(whole.types) == 6 + 8 + 10 + 9 + 9
+    assert whole.types[14:24] == parts[0]
+    assert whole.types[24:33] == whole.types[33:] == parts[1]
     assert statements.batch(BatchShape(True, True, True, True, True)) is whole
 
 

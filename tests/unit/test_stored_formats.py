@@ -11,6 +11,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from pgcairn.codec import body as body_codec
+from pgcairn.codec.bases import Bases, new_epoch
 from pgcairn.codec.serde import Codec
 from pgcairn.reader import replay
 from pgcairn.settings import Settings
@@ -67,6 +68,41 @@ AES_BODY_FRAME = (
     "5XntVuBDXs8J6BUooJ5+iWXLhxi5"
 )
 
+# Edits of TEXT, and a value that rests on three others (its eighth version: on the seventh, the fifth and the first).
+EDIT_FRAME = "A5UBzQJCzkUIm/KWAADNAjASzQIwAMQXANF/izBZb3UgY2FuIHdhbGsgYmFjay4="
+EDIT_ZSTD_FRAME = "A5UBzQNwzqn90zKWAADMjM0BQMyMzQGkxCYBKLUv/WRAAL0AAIBTdG9uZSBvbiBzdG9uZS4gAQBaRp1Ld2jtJA=="
+XOR_EDIT_FRAME = "AgN4b3JWwFSYVxebEF3Op8NVVZhXZUeYV2VVkUJVhCreZQw6IHU2NDt1IjQ5PnU3NDY+ew=="
+AES_EDIT_FRAME = (
+    "AgNhZXNP5h96zf9Ioqd/iD+dps+8sD2aLZLd6+jO0UK5n08QmzBbio8q94vFUYzbpeqFPlzFcTclsJV4hugYzzIXN/E7dzWfHzYY"
+    "WQyYW03O5Gq6"
+)
+CHAIN_BODY_FRAME = (
+    "ASi1L/1kJgClBQAUCZQBp21zZ3BhY2vFARiThqF2BKJpZNkkMWVmMC02MDAwLTg4onRzuTIwMjQtMDEtMDFUMDA6MDA6MDgrsGNo"
+    "YW5uZWxfdmVyc2lvbnOCqG1lc3NhZ2Vz2TE4LjAwoW6tX3NlZW6AsHVwZGF0ZWRfc5GBoW4Ig6Zzb3VyY2WkbG9vcKRzdGVwCKdw"
+    "YXJlbnRzgJANABUrWMdy9QMhgNWJgUz5AhFhXCx3wBjOC8AKpe8rGAOcPmuR"
+)
+CHAIN_FRAME_8 = (
+    "A5UHzQdwzqqvJpKZAAACAQPNBydGzQcqAMRMAJ8qazAc2URzdGVwIDI3IG9mIGEgd2F5IHRoYXQgaXMgbG9uZyBlbm91Z2ggZm9y"
+    "IGEgcm93IG9mIGl0cyBvd24sIDE1NTg2OTY3Nw=="
+)
+CHAIN_FRAME_7 = (
+    "A5UGzQcqzle2qjCZAAACAQPNBpvMjM0GngDEkgAC8pPSG9lEc3RlcCAyNSBvZiBhIHdheSB0aGF0IGlzIGxvbmcgZW5vdWdoIGZv"
+    "ciBhIHJvdyBvZiBpdHMgb3duLCAxMjM3MzQzNzXZRHN0ZXAgMjYgb2YgYSB3YXkgdGhhdCBpcyBsb25nIGVub3VnaCBmb3IgYSBy"
+    "b3cgb2YgaXRzIG93biwgMTM5MTg0MzQ0"
+)
+CHAIN_FRAME_5 = (
+    "A5UEzQaezhmww2aZAAACAQPNBYbNARXNBYkAxIYBKLUv/WQWAL0DAEQGGdlDc3RlcCAyMSBvZiBhIHdheSB0aGF0IGlzIGxvbmcg"
+    "ZW5vdWdoIGZvciBhIHJvdyBvZiBpdHMgb3duLCA3MzMzNzg1OTI4NDMyMTUxMjM5NjM1MDQ3M9lENDEwOTQ3MjI1NgYAAUcADAPO"
+    "BS8HDjOQN0QB108ogQ=="
+)
+CHAIN_FRAME_1 = (
+    "ASi1L/1kiQTNCQC0DtwAFdk7c3RlcCAwIG9mIGEgd2F5IHRoYXQgaXMgbG9uZyBlbm91Z2ggZm9yIGEgcm93IG9mIGl0cyBvd24s"
+    "IDDZPjE3OTE52T8yNjMzNTLZQDMyMTM4MTM0NTA2ODE2NTk4OTg3NdlBNjE3MTA1MDQ3MjcxNjIxNzg0MDU0NTI4OTU3NzI5NTHZ"
+    "QjE3OTE5MDAw2UMxMTA1NDAxODkyMzY4NDAzMjM3Mzk4MDQzNDIxNzI5NzM2NTY3MjY2MjU2MzI0MzYyMjQ3ODkwNjA0Nzg0NjE4"
+    "MzYwODk1NDMxNjQyMTIwNjMzNTIwMDAoIKBzVwM52OU87I054ms69+U87F0d9o054jU99zVxLvLldNhhMSlKRxAu57qW57oWzzW6"
+    "lnMFjsNcGBxRuBXPJQqWzx0IFc8JgCDPq90G0w=="
+)
+
 # --- tests ------------------------------------------------------------------------------------------
 
 _SERDE = JsonPlusSerializer()
@@ -109,3 +145,63 @@ def test_bodies_of_format_1(codec: Codec, literal: str) -> None:
 def test_a_plain_frame_is_made_as_ever() -> None:
     # zstd's output may change with its version; what needs no library may not.
     assert base64.b64encode(_PLAIN.frame(b"cairn", "$")).decode() == PLAIN_FRAME
+
+
+@pytest.mark.parametrize(
+    ("codec", "literal", "payload"),
+    [
+        (_PLAIN, EDIT_FRAME, TEXT + b"You can walk back."),
+        (_PLAIN, EDIT_ZSTD_FRAME, TEXT[:140] + b"Stone on stone. " * 20 + TEXT[140:]),
+        (_XOR, XOR_EDIT_FRAME, TEXT + b"You can walk back."),
+        (_AES, AES_EDIT_FRAME, TEXT + b"You can walk back."),
+    ],
+)
+def test_frames_of_edits(codec: Codec, literal: str, payload: bytes) -> None:
+    frames = [base64.b64decode(literal), codec.frame(TEXT, "$")]
+    found, lineage = codec.unframe_chain(["2.0", "1.0"], frames)
+    assert found == payload
+    assert (lineage.number, lineage.versions, lineage.root) == (1, ("2.0", "1.0"), TEXT)
+
+
+def test_an_edit_is_made_as_ever() -> None:
+    lineage = new_epoch("1.0", TEXT).extended("2.0", TEXT + b"You can walk back.")
+    assert lineage is not None
+    frame = _PLAIN.frame_edit(lineage, TEXT + b"You can walk back.", "$")
+    assert base64.b64encode(frame).decode() == EDIT_FRAME
+
+
+_VALUE_COLUMNS = ("value_channels", "value_places", "value_versions", "value_types", "value_frames")
+
+
+def test_a_value_that_rests_on_three_others() -> None:
+    frames = [base64.b64decode(each) for each in (CHAIN_FRAME_8, CHAIN_FRAME_7, CHAIN_FRAME_5, CHAIN_FRAME_1)]
+    versions = [f"{number:032}.{0:016}" for number in (8, 7, 5, 1)]
+    arrays: dict[str, Any] = dict.fromkeys(StoredTuple._fields[6:])
+    arrays.update(
+        value_channels=["messages"] * 4,
+        value_places=[0, 1, 2, 3],
+        value_versions=versions,
+        value_types=["msgpack"] * 4,
+        value_frames=frames,
+    )
+    stored = StoredTuple(
+        *("thread", "ns", "1ef00000-0000-6000-8000-000000000008", None),
+        base64.b64decode(CHAIN_BODY_FRAME),
+        f'{{"messages":"{versions[0]}"}}',
+        **arrays,
+    )
+    mixed: dict[str, Any] = {name: [arrays[name][each] for each in (2, 0, 3, 1)] for name in _VALUE_COLUMNS}
+    in_disorder = stored._replace(**mixed)
+    for each in (stored, in_disorder):
+        bases = Bases(1_000_000)
+        found = replay(_PLAIN, each, bases)
+        assert found.checkpoint["channel_values"] == {
+            "messages": [
+                f"step {step} of a way that is long enough for a row of its own, {step * step * step * 7919}"
+                for step in range(28)
+            ],
+            "n": 8,
+        }
+        lineage = bases.find(("thread", "ns", "messages"))
+        assert lineage is not None
+        assert (lineage.number, lineage.versions) == (7, tuple(versions))

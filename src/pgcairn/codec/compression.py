@@ -161,6 +161,8 @@ class Framer:
             return payload, new_epoch(versions[0], payload)
         steps = [self._decode_edit(self._opened(frame)) for frame in frames[:-1]]
         number, size, checksum, _ = steps[0]
+        if number < 0 or number.bit_count() != len(steps):
+            raise FrameError("its number does not fit its chain")
         edits = tuple(edit for _, _, _, edit in steps)
         lineage = Lineage(tuple(versions), number, self.decode(frames[-1]), edits)
         try:
@@ -180,7 +182,9 @@ class Framer:
             sizes = ranges[2::3]
             numbers = (number, size, checksum, *ranges)
             fits = (
-                type(inner) is bytes and len(ranges) % 3 == 0 and all(type(each) is int for each in numbers)
+                type(inner) is bytes
+                and len(ranges) % 3 == 0
+                and all(type(each) is int and each >= 0 for each in numbers)
             )
         except Exception as error:
             raise FrameError(f"the edit cannot be read ({error})") from error

@@ -27,9 +27,9 @@ _MIN_FOUND_BYTES = 48
 _SOLID_BYTES = 512
 # How far from the current place a search looks at first, and how many bytes it may look through altogether for each
 # byte of base and target: it bounds the time of an edit that is not there (guess: about 1 ns a byte).
-_NEAR_BYTES = 8 * 1024
+_NEAR_BYTES = 4 * 1024
 _NEAR_SKIP_BYTES = 16 * 1024
-_SEARCH_FACTOR = 4
+_SEARCH_FACTOR = 6
 # Changes smaller than this are not searched for what they have in common with the base.
 _MIN_SEARCHED_BYTES = 64
 # More ranges than this mean that the payloads are not versions of one another.
@@ -155,9 +155,11 @@ def _search(
     """
     skip = 0
     is_far = False
+    far_budget = budget // 2
     while budget > 0:
         anchor_at = at_target + skip
-        if anchor_at + _ANCHOR_BYTES > target_end or skip > _NEAR_SKIP_BYTES:
+        is_spent = not is_far and (skip > _NEAR_SKIP_BYTES or budget < far_budget)
+        if anchor_at + _ANCHOR_BYTES > target_end or is_spent:
             if is_far:
                 return None
             is_far, skip = True, 0  # much was taken away, or what follows was somewhere else

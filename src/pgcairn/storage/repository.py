@@ -173,7 +173,7 @@ class Repository:
         params: tuple[object, ...]
         if not batch.values:
             query = statements.insert_checkpoint_on_base
-            params = (*row, *batch.needs[0][1][2:])
+            params = (*row, *batch.needs[0][1][2:4])
         elif not batch.needs:
             _, _, channel, version, _, type_name, frame = batch.values[0][1]
             query = statements.insert_checkpoint_and_value

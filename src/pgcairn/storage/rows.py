@@ -16,8 +16,9 @@ ValueRow = tuple[str, str, str, str, "str | None", str, bytes]
 """A large channel value: thread, namespace, channel, version, chain (see ``chain_text``), type, frame. The first four
 are the key. A stored row is never replaced."""
 
-NeededValue = tuple[str, str, str, str]
-"""A value row that must still be there at commit: thread, namespace, channel, version."""
+NeededValue = tuple[str, str, str, str, "str | None"]
+"""A value row that must still be there at commit: thread, namespace, channel, version; and of a base its chain, because
+a row that was deleted may have been stored again, on other ones; ``None`` where the chain does not matter."""
 
 WriteRow = tuple[str, str, str, str, int, str, str, str, bytes]
 """A pending write: thread, namespace, checkpoint, task, index, task path, channel, type, frame.
@@ -26,6 +27,8 @@ The first five are the key; a special write that is replaced keeps its path."""
 
 def chain_text(versions: Sequence[str]) -> str:
     """Versions as PostgreSQL writes an array, because an array parameter cannot hold arrays of different lengths."""
+    if not versions:
+        return "{}"
     joined = '","'.join(versions)
     if "\\" in joined or joined.count('"') > 2 * len(versions) - 2:
         joined = '","'.join(version.replace("\\", "\\\\").replace('"', '\\"') for version in versions)
