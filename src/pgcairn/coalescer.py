@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pgcairn.connection.pool import HeldSession, Pool, Runner, Session, run_retried
+from pgcairn.connection.pool import HeldSession, Pool, Runner, Session, give_up_at, run_retried
 from pgcairn.errors import (
     BacklogFull,
     ClosedError,
@@ -59,6 +59,8 @@ _RESUME_FRACTION = 0.75
 # server's process warm. Only where the pool has sessions for others (guess: longer than a step that computes nothing,
 # too short to be missed).
 _LINGER_SECONDS = 0.005
+# Calls whose deadlines are this close to each other fail together (guess).
+_DEADLINE_SLACK_SECONDS = 0.25
 # A session goes back to the pool at least this often, so that the pool can check its age.
 _HOLD_SECONDS = 1.0
 
@@ -77,7 +79,9 @@ class Item:
         ready: Whether its bytes are there; compression of large values ends later.
         abandoned: Its bytes could not be made, so there is nothing to send.
         answer: Set once, by the lane.
-        submitted_at: ``time.perf_counter()`` when the call came.
+        submitted_at: ``time.monotonic()`` when the call came.
+        give_up_at: When it is not tried again; 0 until it is tried for the first time.
+        unknown: Why nobody knows whether an earlier attempt was committed.
     """
 
     thread_id: str
@@ -87,6 +91,8 @@ class Item:
     abandoned: bool = field(default=False, init=False)
     answer: asyncio.Future[None] = field(init=False)
     submitted_at: float = 0.0
+    give_up_at: float = field(default=0.0, init=False)
+    unknown: OutcomeUnknown | None = field(default=None, init=False)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -399,7 +405,7 @@ class Coalescer:
         if self._closing:
             raise ClosedError(thread_id=item.thread_id)
         loop = asyncio.get_running_loop()
-        item.submitted_at = time.perf_counter()
+        item.submitted_at = time.monotonic()
         item.answer = loop.create_future()
         if self._gate or self._is_full():
             self._wait_at_gate(item, loop)
@@ -658,6 +664,9 @@ class Coalescer:
         """Commit items, isolate the one that PostgreSQL refuses, answer every one of them."""
         if not items:
             return
+        for item in items:
+            if not item.give_up_at:
+                item.give_up_at = give_up_at(item.submitted_at, self._settings.retry_deadline_seconds)
         try:
             if isinstance(items[0], DeleteItem):
                 await self._delete(lane, items)
@@ -673,11 +682,20 @@ class Coalescer:
             middle = len(items) // 2
             await self._send(lane, items[:middle])
             await self._send(lane, items[middle:])
+        except (UnavailableError, OutcomeUnknown) as error:
+            # Each has a deadline of its own; those that have time left are tried again.
+            now = time.monotonic() + _DEADLINE_SLACK_SECONDS
+            self._fail([item for item in items if item.give_up_at <= now], error)
+            rest = [item for item in items if item.give_up_at > now]
+            if isinstance(error, OutcomeUnknown):
+                for item in rest:
+                    item.unknown = error
+            await self._send(lane, rest)
         except PgcairnError as error:
             self._fail(items, error)
         else:
             left_out = set(map(id, again))
-            now = time.perf_counter()
+            now = time.monotonic()
             observe = self._counters.write_latency.observe
             for item in items:
                 if id(item) not in left_out:
@@ -692,13 +710,13 @@ class Coalescer:
         async def operation(session: Session) -> None:
             await self._repository.delete_threads(session, thread_ids)
 
-        await self._retried(lane, operation)
+        await self._retried(lane, items, operation)
 
     async def _insert(self, lane: _Lane, items: list[Item]) -> list[Item]:
         """Commit items; return those that were left out and have been encoded anew."""
         batch = assemble(items)
         repository = self._repository
-        result = await self._retried(lane, lambda session: repository.insert_batch(session, batch))
+        result = await self._retried(lane, items, lambda session: repository.insert_batch(session, batch))
         counters = self._counters
         again: list[Item] = []
         for number in sorted(result.missing_items):
@@ -757,7 +775,7 @@ class Coalescer:
         """Replace a checkpoint; say false if that is to be tried again with the item, which is encoded anew."""
         repository = self._repository
         replaced = await self._retried(
-            lane, lambda session: repository.replace_checkpoint(session, item.row, item.merge)
+            lane, [item], lambda session: repository.replace_checkpoint(session, item.row, item.merge)
         )
         if replaced is Replaced.REPLACED:
             self._counters.checkpoints_replaced += 1
@@ -770,12 +788,15 @@ class Coalescer:
             return False
         return True
 
-    async def _retried(self, lane: _Lane, operation: Callable[[Session], Awaitable[T]]) -> T:
-        return await run_retried(
-            lane.session, self._counters, self._settings.retry_deadline_seconds, operation
-        )
+    async def _retried(
+        self, lane: _Lane, items: Sequence[Item], operation: Callable[[Session], Awaitable[T]]
+    ) -> T:
+        seconds_left = min(item.give_up_at for item in items) - time.monotonic()
+        return await run_retried(lane.session, self._counters, seconds_left, operation)
 
     def _fail(self, items: Iterable[Item], error: PgcairnError) -> None:
         for item in items:
             if not item.answer.done():
-                item.answer.set_exception(error.for_thread(item.thread_id or None))
+                # What was committed once is not refused when it is repeated; all other errors say that nothing was.
+                reason = error if isinstance(error, RejectedError) else item.unknown or error
+                item.answer.set_exception(reason.for_thread(item.thread_id or None))

@@ -198,7 +198,7 @@ def test_a_find_is_extended_to_where_it_begins() -> None:
 
 
 def test_a_piece_that_was_passed_over_is_found() -> None:
-    start, long, short, rest = (_RANDOM.randbytes(size) for size in (1000, 400, 60, 400))
+    start, long, short, rest = (_RANDOM.randbytes(size) for size in (1000, 400, 160, 400))
     assert _cost(start + long + short + rest, start + short + long + b"end") < 60
 
 

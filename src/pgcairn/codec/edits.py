@@ -22,7 +22,7 @@ _PROOF_BYTES = 24
 # What a search looks for in the base. Longer: differences that are close to each other are not told apart (guess).
 _ANCHOR_BYTES = 24
 # A copied range that is found by searching costs about 12 bytes as a range; shorter finds are not worth one (guess).
-_MIN_FOUND_BYTES = 48
+_MIN_FOUND_BYTES = 128
 # A find of this length says where in the base the target goes on; shorter ones may be phrases that occur often (guess).
 _SOLID_BYTES = 512
 # How far from the current place a search looks at first, and how many bytes it may look through altogether for each
