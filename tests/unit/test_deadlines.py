@@ -52,7 +52,7 @@ async def _submit(
     repository = cast("Repository", _Repository())
     coalescer = Coalescer(cast("Pool", _Pool()), repository, Settings(), Counters())
     answers = [coalescer.submit(_item(each)) for each in ("a", "late", "b")]
-    found = await asyncio.gather(*answers, return_exceptions=True)
+    found: list[object] = await asyncio.gather(*answers, return_exceptions=True)
     await coalescer.close(1)
     return found
 
