@@ -486,6 +486,7 @@ async def test_a_prune_that_breaks_off_loses_nothing_and_the_next_one_finishes(
 
 async def test_transactions_are_bounded(either: AsyncPostgresSaver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_ROWS_PER_TRANSACTION", 3)
+    monkeypatch.setattr(retention, "_MOST_AT_ONCE", 3)
     sizes = []
     for name in ("remove_checkpoints", "delete_values"):
         original = getattr(ThreadRepository, name)
@@ -925,3 +926,29 @@ async def test_what_is_committed_after_a_prune_has_begun_stays(
         "channel_values"
     ]
     assert all(each.parent_config is None for each in await listed(saver, config("thread")))
+
+
+# --- what others do at the same moment ----------------------------------------------------------------
+
+
+async def test_what_was_committed_after_the_choice_is_not_deleted_with_the_range(
+    saver: AsyncPostgresSaver, dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await chain(saver, [1, 2, 4, 5, 6])
+    original = ThreadRepository.remove_ranges
+    answers = []
+
+    async with saver_on(dsn, schema) as other:
+
+        async def late(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            await put(other, config("thread", "", 2), checkpoint(3, {"late": LARGE_TEXT}))
+            await other.aput_writes(config("thread", "", 0), [("early", 1)], "task")
+            answers.append(await original(self, *arguments, **keywords))
+            return answers[-1]
+
+        monkeypatch.setattr(ThreadRepository, "remove_ranges", late)
+        await saver.aprune(["thread"])
+    assert answers == [None]
+    assert ids(dsn, schema, hidden=False) == [3, 6]
+    assert (await get(saver, config("thread", "", 3))).checkpoint["channel_values"] == {"late": LARGE_TEXT}
+    assert rows(dsn, schema, "writes", "checkpoint_id") == [(checkpoint_id(0),)] + [(checkpoint_id(6),)] * 2

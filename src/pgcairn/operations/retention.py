@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TypeVar
 
 from pgcairn.connection.pool import Runner, Session
-from pgcairn.storage.thread_repository import Checkpoints, Place, Removed, ThreadRepository, ValuePlace
+from pgcairn.storage.thread_repository import Checkpoints, Place, Range, Removed, ThreadRepository, ValuePlace
 from pgcairn.telemetry import Counters
 
 T = TypeVar("T")
@@ -23,6 +23,9 @@ T = TypeVar("T")
 # Rows that one transaction locks and removes, as many as a batch of the write path has (guess): about 20 ms, for which
 # a writer of the same rows may have to wait, and what a lost connection repeats.
 _ROWS_PER_TRANSACTION = 1000
+
+# Up to this many checkpoints go in one transaction where nothing is hidden: about 30 ms (bench/prune_copy.py).
+_MOST_AT_ONCE = 10_000
 
 # In a namespace: what follows is the id of a call. Without one it belongs to a subgraph that keeps its state.
 _CALL = ":"
@@ -58,10 +61,11 @@ class Retention:
         known_id = max((found[ns].newest for ns in found), default="")
         needed = await run(lambda session: repository.select_needed(session, thread_id, kept, known_id))
         gone, rest = choose_gone(found, kept, needed)
-        await self._remove(run, thread_id, gone, needed=needed, rest=rest, known_id=known_id)
-        # Also what others put meanwhile as children of what has gone.
-        await run(lambda session: repository.relink_checkpoints(session, thread_id, rest, known_id))
-        await self._collect(run, thread_id)
+        if not await self._remove_ranges(run, thread_id, found, gone, rest, needed, known_id):
+            await self._remove(run, thread_id, gone, needed=needed, rest=rest, known_id=known_id)
+            # Also what others put meanwhile as children of what has gone.
+            await run(lambda session: repository.relink_checkpoints(session, thread_id, rest, known_id))
+        await self._collect(run, thread_id, at_once=len(gone) <= _MOST_AT_ONCE)
 
     async def find_runs(self, run: Runner, run_ids: Sequence[str]) -> dict[str, list[Place]]:
         """Find the checkpoints of runs, by thread."""
@@ -84,6 +88,36 @@ class Retention:
             superfluous = [place for place in hidden if place not in needed]
             await self._remove(run, thread_id, superfluous, needed=frozenset(), rest=(), known_id="")
         await self._collect(run, thread_id)
+
+    async def _remove_ranges(
+        self,
+        run: Runner,
+        thread_id: str,
+        found: Mapping[str, Checkpoints],
+        gone: Sequence[Place],
+        rest: Sequence[Place],
+        needed: Set[Place],
+        known_id: str,
+    ) -> bool:
+        """Remove everything at once where nothing is, was or will be hidden; say whether it was done."""
+        if needed or len(gone) > _MOST_AT_ONCE or any(each.hidden for each in found.values()):
+            return False
+        by_namespace: dict[str, list[str]] = {}
+        for checkpoint_ns, checkpoint_id in gone:
+            by_namespace.setdefault(checkpoint_ns, []).append(checkpoint_id)
+        ranges = [Range(ns, max(ids), len(ids)) for ns, ids in by_namespace.items()]
+        if not ranges:
+            return True
+        removed = await run(
+            lambda session: self._repository.remove_ranges(
+                session, thread_id, ranges, rest=rest, known_id=known_id
+            )
+        )
+        if removed is None:
+            return False
+        self._counters.checkpoints_pruned += removed.checkpoints
+        self._counters.writes_pruned += removed.writes
+        return True
 
     async def _remove(
         self,
@@ -108,9 +142,14 @@ class Retention:
             counters.checkpoints_hidden += removed.hidden
             counters.writes_pruned += removed.writes
 
-    async def _collect(self, run: Runner, thread_id: str) -> None:
+    async def _collect(self, run: Runner, thread_id: str, *, at_once: bool = False) -> None:
         """Delete the values that no checkpoint needs any more, what rests on others before those."""
         repository = self._repository
+        if at_once:
+            count = await run(lambda session: repository.delete_unneeded_values(session, thread_id))
+            if count is not None:
+                self._counters.values_pruned += count
+                return
         garbage = await run(lambda session: repository.select_unreferenced(session, thread_id))
         for chunk in _chunks(garbage):
 

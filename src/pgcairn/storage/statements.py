@@ -98,6 +98,14 @@ class Statements:
         self.lock_checkpoints = self._single("lock_checkpoints")
         self.hide_checkpoints = self._single("hide_checkpoints")
         self.delete_checkpoints = self._single("delete_checkpoints")
+        self.prepare_removal = self._single("prepare_removal")
+        self.delete_range = self._single("delete_range", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.delete_unneeded_values = self._single(
+            "delete_unneeded_values", patience=_PATIENCE_WITH_WHOLE_THREADS
+        )
+        self.select_missing_values = self._single(
+            "select_missing_values", patience=_PATIENCE_WITH_WHOLE_THREADS
+        )
         self.relink_checkpoints = self._single("relink_checkpoints", patience=_PATIENCE_WITH_WHOLE_THREADS)
         self.select_unreferenced = self._single("select_unreferenced", patience=_PATIENCE_WITH_WHOLE_THREADS)
         self.lock_values = self._single("lock_values")

@@ -74,6 +74,24 @@ class Copied(NamedTuple):
     writes: int
 
 
+class Range(NamedTuple):
+    """What goes of a namespace: all up to an id.
+
+    Attributes:
+        checkpoint_ns: The namespace.
+        highest_id: The newest that goes.
+        expected: How many there were.
+    """
+
+    checkpoint_ns: str
+    highest_id: str
+    expected: int
+
+
+class _Unexpected(Exception):
+    """Ends a transaction that would have deleted something else than was meant."""
+
+
 class ThreadRepository:
     """The statements of one schema as methods. Stateless; sessions are passed in."""
 
@@ -156,6 +174,48 @@ class ThreadRepository:
             await session.execute(statements.relink_checkpoints, (thread_id, *_columns(rest), known_id))
         return Removed(count, len(hidden), writes)
 
+    async def remove_ranges(
+        self,
+        session: Session,
+        thread_id: str,
+        ranges: Sequence[Range],
+        *,
+        rest: Sequence[Place],
+        known_id: str,
+    ) -> Removed | None:
+        """Delete all checkpoints of some namespaces up to an id, in one transaction, if that is what was expected.
+
+        Args:
+            session: A session.
+            thread_id: The thread.
+            ranges: What goes, in that order.
+            rest: The checkpoints that remain, as far as they were looked at before; they need none of the others.
+            known_id: Those whose id is above this were not looked at.
+
+        Returns:
+            What went; ``None``, and nothing did, if others have written into these ranges since, or something that
+            they wrote may need what is in them.
+        """
+        statements = self._statements
+        count = writes = 0
+        try:
+            async with session.transaction(read_committed=True):
+                await session.fetch(statements.prepare_removal, ())
+                for checkpoint_ns, highest_id, expected in ranges:
+                    params = (thread_id, checkpoint_ns, highest_id)
+                    [(deleted, deleted_writes, early)] = await session.fetch(statements.delete_range, params)
+                    if deleted > expected or early:
+                        raise _Unexpected
+                    count += deleted
+                    writes += deleted_writes
+                # Theirs were committed since; whoever commits from now on finds the rows gone.
+                if await self.select_needed(session, thread_id, (), known_id):
+                    raise _Unexpected
+                await self.relink_checkpoints(session, thread_id, rest, known_id)
+        except _Unexpected:
+            return None
+        return Removed(count, 0, writes)
+
     async def _hide(self, session: Session, thread_id: str, places: Sequence[Place]) -> int:
         return await session.execute(self._statements.hide_checkpoints, (thread_id, *_columns(places)))
 
@@ -172,6 +232,23 @@ class ThreadRepository:
         """The values that no checkpoint of a thread needs, in the order in which they may go."""
         rows = await session.fetch(self._statements.select_unreferenced, (thread_id,))
         return [(ns, channel, version) for ns, channel, version in rows]
+
+    async def delete_unneeded_values(self, session: Session, thread_id: str) -> int | None:
+        """Delete all values that no checkpoint of a thread needs, in one transaction; return how many.
+
+        ``None``, and nothing was deleted, if somebody referred to one of them at the same moment.
+        """
+        try:
+            async with session.transaction(read_committed=True):
+                await session.fetch(self._statements.prepare_removal, ())
+                [(count,)] = await session.fetch(self._statements.delete_unneeded_values, (thread_id,))
+                # The deletion waited for whoever held one of them; what they committed is seen by now.
+                [(is_missing,)] = await session.fetch(self._statements.select_missing_values, (thread_id,))
+                if is_missing:
+                    raise _Unexpected
+        except _Unexpected:
+            return None
+        return int(count)
 
     async def delete_values(self, session: Session, thread_id: str, places: Sequence[ValuePlace]) -> int:
         """Delete those of some values that still nothing needs, in one transaction; return how many."""
