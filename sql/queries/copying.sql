@@ -7,7 +7,8 @@
 SELECT pg_advisory_xact_lock(hashtextextended($1::text, $2::int8)) IS NULL
 
 -- name: copy_thread :one
--- Copies everything of a thread to one that has nothing: checkpoints, hidden ones too, values and writes. Whether
+-- Copies everything of a thread to one that has nothing: checkpoints, hidden ones too, the values that they need (a
+-- prune may be about to collect others), and writes. Whether
 -- the target had anything (then nothing is copied), and how many rows of each were copied.
 -- $1 source, $2 target. Index: the primary keys, by their first column. Locks: the new rows.
 WITH taken AS MATERIALIZED (
@@ -16,11 +17,22 @@ WITH taken AS MATERIALIZED (
         OR EXISTS (SELECT FROM /* schema */channel_values AS v WHERE v.thread_id = $2::text)
         OR EXISTS (SELECT FROM /* schema */writes AS w WHERE w.thread_id = $2::text) AS is_taken
 ),
+referenced AS MATERIALIZED (
+    SELECT DISTINCT p.checkpoint_ns, r.channel, r.version
+    FROM /* schema */checkpoints AS p
+    CROSS JOIN LATERAL jsonb_each_text(p.refs) AS r (channel, version)
+    WHERE p.thread_id = $1::text
+),
+/* needed values */,
 copied_values AS (
     INSERT INTO /* schema */channel_values (thread_id, checkpoint_ns, channel, version, chain, type, frame)
     SELECT $2::text, v.checkpoint_ns, v.channel, v.version, v.chain, v.type, v.frame
     FROM /* schema */channel_values AS v
     WHERE v.thread_id = $1::text AND NOT (SELECT taken.is_taken FROM taken)
+        -- Hashed, however many there are; a join could be planned for a few.
+        AND (v.checkpoint_ns, v.channel, v.version) IN (
+            SELECT n.checkpoint_ns, n.channel, n.version FROM needed AS n GROUP BY 1, 2, 3 OFFSET 0
+        )
     RETURNING 1
 ),
 copied_checkpoints AS (

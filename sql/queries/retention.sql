@@ -174,7 +174,7 @@ deleted AS (
 )
 SELECT (SELECT count(*) FROM deleted WHERE NOT deleted.hidden), (SELECT count(*) FROM deleted_writes)
 
--- name: prepare_removal :one
+-- name: prepare_operation :one
 -- Settles for this transaction that a client that falls silent does not keep its locks, and that nothing is compiled: the
 -- planner takes a thread's references for far more than they are, and compiling takes longer than the deletion.
 SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('jit', 'off', true)

@@ -98,7 +98,7 @@ class Statements:
         self.lock_checkpoints = self._single("lock_checkpoints")
         self.hide_checkpoints = self._single("hide_checkpoints")
         self.delete_checkpoints = self._single("delete_checkpoints")
-        self.prepare_removal = self._single("prepare_removal")
+        self.prepare_operation = self._single("prepare_operation")
         self.delete_range = self._single("delete_range", patience=_PATIENCE_WITH_WHOLE_THREADS)
         self.delete_unneeded_values = self._single(
             "delete_unneeded_values", patience=_PATIENCE_WITH_WHOLE_THREADS

@@ -200,7 +200,7 @@ class ThreadRepository:
         count = writes = 0
         try:
             async with session.transaction(read_committed=True):
-                await session.fetch(statements.prepare_removal, ())
+                await session.fetch(statements.prepare_operation, ())
                 for checkpoint_ns, highest_id, expected in ranges:
                     params = (thread_id, checkpoint_ns, highest_id)
                     [(deleted, deleted_writes, early)] = await session.fetch(statements.delete_range, params)
@@ -240,7 +240,7 @@ class ThreadRepository:
         """
         try:
             async with session.transaction(read_committed=True):
-                await session.fetch(self._statements.prepare_removal, ())
+                await session.fetch(self._statements.prepare_operation, ())
                 [(count,)] = await session.fetch(self._statements.delete_unneeded_values, (thread_id,))
                 # The deletion waited for whoever held one of them; what they committed is seen by now.
                 [(is_missing,)] = await session.fetch(self._statements.select_missing_values, (thread_id,))
@@ -264,6 +264,7 @@ class ThreadRepository:
         """Copy a whole thread in one transaction, unless the target has anything."""
         statements = self._statements
         async with session.transaction(read_committed=True):
+            await session.fetch(statements.prepare_operation, ())
             await session.fetch(statements.lock_copy_target, (target_id, _LOCK_SEED))
             [row] = await session.fetch(statements.copy_thread, (source_id, target_id))
         return Copied(*row)
