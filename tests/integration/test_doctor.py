@@ -52,7 +52,12 @@ async def saver(dsn: str, schema: str) -> AsyncIterator[AsyncPostgresSaver]:
 
 def messages(count: int, *, fork: str = "") -> list[str]:
     """A growing value: the next one is an edit of an earlier one."""
-    return [f"message {number}{fork}: {uuid.UUID(int=number)} {'lorem ' * 20}" for number in range(count)]
+    # A fork's have nothing in common with the others, so that they are stored whole.
+    filler = [
+        uuid.uuid5(uuid.NAMESPACE_OID, f"{number}{fork}").hex if fork else "lorem " * 5
+        for number in range(count)
+    ]
+    return [f"message {n}{fork}: {uuid.UUID(int=n)} {filler[n] * 4}" for n in range(count)]
 
 
 async def fill(saver: BaseCheckpointSaver[Any], thread_id: str = "chat", turns: int = 12) -> None:

@@ -75,6 +75,7 @@ def test_the_wheel_has_all_sql_all_modules_and_nothing_else(wheel: Path) -> None
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     sql = {f"pgcairn/_sql/{name}" for name in files_below(ROOT / "sql", "*.sql")}
     modules = files_below(ROOT / "src", "*.py") | files_below(ROOT / "src", "*.jsonl")
+    modules |= files_below(ROOT / "src", "*.zdict")
     assert sql, "there is no SQL in the checkout"
     assert names == sql | modules | {"pgcairn/py.typed"}
 
