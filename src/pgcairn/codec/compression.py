@@ -38,6 +38,9 @@ _DICTIONARY_BELOW_BYTES = 4 * 1024
 # instead of 2.7 KB in 46, which was a tenth of all CPU of a superstep (bench/profile_client.py).
 _FAST_BELOW_BYTES = 16 * 1024
 _FAST_LEVEL = -1
+# The new bytes of an edit are few, and stay for long: those of a workspace of files become a tenth smaller than at level 1
+# (bench/storage_workspace.py).
+_SPARE_LEVEL = 3
 
 _PLAIN_MARK = b"\x00"
 _ZSTD_MARK = b"\x01"
@@ -75,6 +78,7 @@ class Framer:
         self._cipher = cipher
         self._small_compressor = _new_small_compressor(settings.compression_level)
         self._compressor = _new_compressor(settings.compression_level)
+        self._spare_compressor = _new_compressor(max(_SPARE_LEVEL, settings.compression_level))
         self._fast_compressor = _new_compressor(min(_FAST_LEVEL, settings.compression_level))
         self._small_decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(None))
         self._decompressor = zstandard.ZstdDecompressor()
@@ -121,8 +125,10 @@ class Framer:
                 frame = _DICTIONARY_MARK + compressor.compress(payload)
             else:
                 if in_thread:
-                    compressor = _new_compressor(level)
-                elif size < _FAST_BELOW_BYTES and not spare:
+                    compressor = _new_compressor(max(_SPARE_LEVEL, level) if spare else level)
+                elif spare:
+                    compressor = self._spare_compressor
+                elif size < _FAST_BELOW_BYTES:
                     compressor = self._fast_compressor
                 else:
                     compressor = self._compressor
