@@ -51,8 +51,12 @@ walk (depth, checkpoint_id, parent_id, refs, body, open_channels, steps_left, by
         -- 100: a row without a body, about.
         w.bytes_left - 100 - CASE WHEN x.needs_body THEN octet_length(a.body) ELSE 0 END
     FROM walk AS w
-    JOIN /* schema */checkpoints AS a
-        ON a.thread_id = $1::text AND a.checkpoint_ns = $2::text AND a.checkpoint_id = w.parent_id
+    -- A subquery with a limit, so that the whole key is looked up: a join may be planned for a thread of few rows, and
+    -- compare the ids of all of them.
+    CROSS JOIN LATERAL (
+        SELECT a.checkpoint_id, a.hidden_parent_id, a.parent_checkpoint_id, a.refs, a.body, a.metadata
+        FROM /* schema */checkpoints AS a
+        WHERE a.thread_id = $1::text AND a.checkpoint_ns = $2::text AND a.checkpoint_id = w.parent_id
             -- Never computed, only counted: it makes a scan of the table look dear. Else a plan that was made while the
             -- table was small, and is kept until the next ANALYZE, reads all of it for each ancestor.
             AND CASE
@@ -63,6 +67,8 @@ walk (depth, checkpoint_id, parent_id, refs, body, open_channels, steps_left, by
                     ) IS NOT NULL
                 ELSE true
             END
+        LIMIT 1
+    ) AS a
     CROSS JOIN LATERAL (
         SELECT EXISTS (
             SELECT
