@@ -17,12 +17,7 @@ WITH taken AS MATERIALIZED (
         OR EXISTS (SELECT FROM /* schema */channel_values AS v WHERE v.thread_id = $2::text)
         OR EXISTS (SELECT FROM /* schema */writes AS w WHERE w.thread_id = $2::text) AS is_taken
 ),
-referenced AS MATERIALIZED (
-    SELECT DISTINCT p.checkpoint_ns, r.channel, r.version
-    FROM /* schema */checkpoints AS p
-    CROSS JOIN LATERAL jsonb_each_text(p.refs) AS r (channel, version)
-    WHERE p.thread_id = $1::text
-),
+/* referenced values */,
 /* needed values */,
 copied_values AS (
     INSERT INTO /* schema */channel_values (thread_id, checkpoint_ns, channel, version, chain, type, frame)

@@ -233,24 +233,10 @@ LIMIT $2::int4
 -- The isolation level of the transaction.
 SELECT current_setting('transaction_isolation')
 
--- name: doctor_lock_values :one
--- Waits for whoever is about to refer to one of these values, and keeps others from it. How many there are.
--- $1 thread, $2 namespaces, $3 channels, $4 versions, sorted by key.
--- Index: channel_values_pkey, one probe per row. Locks: FOR UPDATE on the rows, in the order of the key, until commit.
-SELECT count(*)
-FROM unnest($2::text[], $3::text[], $4::text[]) AS g (checkpoint_ns, channel, version)
-CROSS JOIN LATERAL (
-    SELECT
-    FROM /* schema */channel_values AS v
-    WHERE v.thread_id = $1::text AND v.checkpoint_ns = g.checkpoint_ns
-        AND v.channel = g.channel AND v.version = g.version
-    FOR UPDATE
-) AS locked
-
 -- name: doctor_delete_values :many
 -- Deletes those of some values that still no checkpoint refers to, and that nothing that stays is an edit of: what a
 -- checkpoint refers to, and every value that is not one of these. Namespace, channel, version and bytes of what went.
--- After doctor_lock_values, in a statement of its own: who was waited for may refer to one by now. Therefore nothing
+-- After lock_values, in a statement of its own: who was waited for may refer to one by now. Therefore nothing
 -- goes unless the transaction is READ COMMITTED.
 -- $1 thread, $2 namespaces, $3 channels, $4 versions.
 -- Index: checkpoints_pkey and channel_values_pkey, by their first column. Locks: the deleted rows.

@@ -208,12 +208,7 @@ SELECT
 -- have waited for somebody who was about to refer to one: the caller looks for what is missing in a statement of its own,
 -- and rolls back. $1 thread.
 -- Index: checkpoints_pkey and channel_values_pkey, by their first column. Locks: the deleted rows, until commit.
-WITH referenced AS MATERIALIZED (
-    SELECT DISTINCT p.checkpoint_ns, r.channel, r.version
-    FROM /* schema */checkpoints AS p
-    CROSS JOIN LATERAL jsonb_each_text(p.refs) AS r (channel, version)
-    WHERE p.thread_id = $1::text
-),
+WITH /* referenced values */,
 /* needed values */,
 deleted AS (
     DELETE FROM /* schema */channel_values AS v
@@ -229,12 +224,7 @@ SELECT count(*) FROM deleted
 -- name: select_missing_values :one
 -- Whether a checkpoint of a thread refers to a value that is not there, or to one that rests on such a value. $1 thread.
 -- Index: checkpoints_pkey and channel_values_pkey, by their first column, and one probe per value that is referred to.
-WITH referenced AS MATERIALIZED (
-    SELECT DISTINCT p.checkpoint_ns, r.channel, r.version
-    FROM /* schema */checkpoints AS p
-    CROSS JOIN LATERAL jsonb_each_text(p.refs) AS r (channel, version)
-    WHERE p.thread_id = $1::text
-),
+WITH /* referenced values */,
 /* needed values */
 SELECT EXISTS (
     SELECT n.checkpoint_ns, n.channel, n.version FROM needed AS n
@@ -289,6 +279,16 @@ FROM relinked AS l
 WHERE c.thread_id = $1::text AND c.ctid = l.place
     AND (l.parent_checkpoint_id IS DISTINCT FROM l.parent_id OR l.hidden_parent_id IS DISTINCT FROM l.hidden_id)
 
+-- name: part_referenced_values :part
+-- The values that the checkpoints of a thread refer to, visible or hidden. $1 thread.
+-- Index: checkpoints_pkey, by its first column.
+referenced AS MATERIALIZED (
+    SELECT DISTINCT p.checkpoint_ns, r.channel, r.version
+    FROM /* schema */checkpoints AS p
+    CROSS JOIN LATERAL jsonb_each_text(p.refs) AS r (channel, version)
+    WHERE p.thread_id = $1::text
+)
+
 -- name: part_needed_values :part
 -- The values that checkpoints refer to (`referenced`: checkpoint_ns, channel, version), and those that are needed to
 -- decode them. $1 thread. Index: channel_values_pkey, one probe per value that is referred to.
@@ -311,12 +311,7 @@ needed AS (
 -- The values of a thread that no checkpoint needs: namespace, channel, version. Those with the longest chain come first:
 -- what rests on a value must go before it, or a writer could build on what has lost its base. $1 thread.
 -- Index: checkpoints_pkey and channel_values_pkey, by their first column.
-WITH referenced AS MATERIALIZED (
-    SELECT DISTINCT p.checkpoint_ns, r.channel, r.version
-    FROM /* schema */checkpoints AS p
-    CROSS JOIN LATERAL jsonb_each_text(p.refs) AS r (channel, version)
-    WHERE p.thread_id = $1::text
-),
+WITH /* referenced values */,
 /* needed values */
 SELECT g.checkpoint_ns, g.channel, g.version
 FROM (

@@ -126,7 +126,6 @@ _ARGUMENTS: dict[str, tuple[object, ...]] = {
     "doctor_orphaned_writes": ("1", "", "00000005", 10),
     "doctor_unneeded_hidden": ("1", 10),
     "doctor_lost_calls": ("1", 10),
-    "doctor_lock_values": ("1", _NS, ["x"] * _N, _MANY),
     "doctor_delete_values": ("1", _NS, ["x"] * _N, _MANY),
     "doctor_lock_writes": ("1", _NS, _MANY),
     "doctor_delete_writes": ("1", _NS, _MANY),
@@ -155,7 +154,7 @@ _PARTS = {
     "select_many": ["part_tuple", "source_many"],
     "page_of_namespace": ["part_tuple", "source_page_of_namespace"],
     "page_of_thread": ["part_tuple", "source_page_of_thread"],
-    "select_unreferenced": ["select_unreferenced", "part_needed_values"],
+    "select_unreferenced": ["select_unreferenced", "part_referenced_values", "part_needed_values"],
     "delete_values": ["delete_values", "part_needed_values"],
     "batch": ["part_needs", "part_values", "part_checkpoints", "part_writes_kept", "part_writes_replaced"],
 }

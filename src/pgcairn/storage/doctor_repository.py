@@ -154,7 +154,7 @@ class DoctorRepository:
         statements = self._statements
         columns = tuple(zip(*sorted(places), strict=True))
         async with session.transaction():
-            await session.fetch(statements.doctor_lock_values, (thread_id, *columns))
+            await session.fetch(statements.lock_values, (thread_id, *columns))
             found = await session.fetch(statements.doctor_delete_values, (thread_id, *columns))
         return [((row[0], row[1], row[2]), int(row[3])) for row in found]
 

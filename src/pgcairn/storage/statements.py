@@ -17,6 +17,12 @@ from pgcairn.connection.pool import Query
 # How many times as long as others a statement on all rows of a thread may take (guess).
 _PATIENCE_WITH_WHOLE_THREADS = 10.0
 
+# Parts of statements on one thread, by the markers that stand for them.
+_THREAD_PARTS = (
+    ("/* referenced values */", "part_referenced_values"),
+    ("/* needed values */", "part_needed_values"),
+)
+
 _NAME = re.compile(r"^-- name: (?P<name>\w+) :(?P<kind>part|one|many|execrows|script)$", re.MULTILINE)
 _PARAMETER = re.compile(r"\$(\d+)")
 _CAST = re.compile(r"\$(\d+)::(\w+(?:\[\])?)")
@@ -84,34 +90,30 @@ class Statements:
         self.lock_checkpoint = self._single("lock_checkpoint")
         self.replace_checkpoint = self._single("replace_checkpoint")
         self.lock_values_of_threads = self._single("lock_values_of_threads")
-        self.delete_threads = self._single("delete_threads", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.delete_threads = self._whole("delete_threads")
         self.installed_tables = self._single("installed_tables")
         self.applied_migrations = self._single("applied_migrations")
         self.record_migration = self._single("record_migration")
         self.try_setup_lock = self._single("try_setup_lock")
         self.schema_bytes = self._single("schema_bytes")
         self.count_sessions = self._single("count_sessions")
-        self.select_places = self._single("select_places", patience=_PATIENCE_WITH_WHOLE_THREADS)
-        self.select_roots = self._single("select_roots", patience=_PATIENCE_WITH_WHOLE_THREADS)
-        self.select_needed = self._single("select_needed", patience=_PATIENCE_WITH_WHOLE_THREADS)
-        self.select_runs = self._single("select_runs", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.select_places = self._whole("select_places")
+        self.select_roots = self._whole("select_roots")
+        self.select_needed = self._whole("select_needed")
+        self.select_runs = self._whole("select_runs")
         self.lock_checkpoints = self._single("lock_checkpoints")
         self.hide_checkpoints = self._single("hide_checkpoints")
         self.delete_checkpoints = self._single("delete_checkpoints")
         self.prepare_operation = self._single("prepare_operation")
-        self.delete_range = self._single("delete_range", patience=_PATIENCE_WITH_WHOLE_THREADS)
-        self.delete_unneeded_values = self._single(
-            "delete_unneeded_values", patience=_PATIENCE_WITH_WHOLE_THREADS
-        )
-        self.select_missing_values = self._single(
-            "select_missing_values", patience=_PATIENCE_WITH_WHOLE_THREADS
-        )
-        self.relink_checkpoints = self._single("relink_checkpoints", patience=_PATIENCE_WITH_WHOLE_THREADS)
-        self.select_unreferenced = self._single("select_unreferenced", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.delete_range = self._whole("delete_range")
+        self.delete_unneeded_values = self._whole("delete_unneeded_values")
+        self.select_missing_values = self._whole("select_missing_values")
+        self.relink_checkpoints = self._whole("relink_checkpoints")
+        self.select_unreferenced = self._whole("select_unreferenced")
         self.lock_values = self._single("lock_values")
         self.delete_values = self._single("delete_values")
         self.lock_copy_target = self._single("lock_copy_target")
-        self.copy_thread = self._single("copy_thread", patience=_PATIENCE_WITH_WHOLE_THREADS)
+        self.copy_thread = self._whole("copy_thread")
         self.doctor_threads = self._single("doctor_threads")
         self.doctor_checkpoints = self._single("doctor_checkpoints")
         self.doctor_values = self._single("doctor_values")
@@ -121,7 +123,6 @@ class Statements:
         self.doctor_unneeded_hidden = self._single("doctor_unneeded_hidden")
         self.doctor_lost_calls = self._single("doctor_lost_calls")
         self.doctor_isolation = self._single("doctor_isolation")
-        self.doctor_lock_values = self._single("doctor_lock_values")
         self.doctor_delete_values = self._single("doctor_delete_values")
         self.doctor_lock_writes = self._single("doctor_lock_writes")
         self.doctor_delete_writes = self._single("doctor_delete_writes")
@@ -167,9 +168,15 @@ class Statements:
 
     def _single(self, name: str, *, patience: float = 1.0) -> Query:
         texts = _texts()
-        # Its $1 is the thread, as it is in the statements that it is part of.
-        text = texts[name].replace("/* needed values */", texts["part_needed_values"])
+        text = texts[name]
+        # Their $1 is the thread, as it is in the statements that they are parts of.
+        for marker, part in _THREAD_PARTS:
+            text = text.replace(marker, texts[part])
         return self._query(name, text, patience)
+
+    def _whole(self, name: str) -> Query:
+        """A statement on all rows of a thread."""
+        return self._single(name, patience=_PATIENCE_WITH_WHOLE_THREADS)
 
     def _tuples(self, name: str, source: str, *, ordered: bool = False) -> Query:
         texts = _texts()
