@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pgcairn.connection.pool import HeldSession, Pool, Runner, Session, give_up_at, run_retried
+from pgcairn.connection.pool import HeldSession, Pool, Runner, Session, by_deadline, give_up_at, run_retried
 from pgcairn.errors import (
     BacklogFull,
     ClosedError,
@@ -59,8 +59,6 @@ _RESUME_FRACTION = 0.75
 # server's process warm. Only where the pool has sessions for others (guess: longer than a step that computes nothing,
 # too short to be missed).
 _LINGER_SECONDS = 0.005
-# Calls whose deadlines are this close to each other fail together (guess).
-_DEADLINE_SLACK_SECONDS = 0.25
 # A session goes back to the pool at least this often, so that the pool can check its age.
 _HOLD_SECONDS = 1.0
 
@@ -684,9 +682,8 @@ class Coalescer:
             await self._send(lane, items[middle:])
         except (UnavailableError, OutcomeUnknown) as error:
             # Each has a deadline of its own; those that have time left are tried again.
-            now = time.monotonic() + _DEADLINE_SLACK_SECONDS
-            self._fail([item for item in items if item.give_up_at <= now], error)
-            rest = [item for item in items if item.give_up_at > now]
+            late, rest = by_deadline(items)
+            self._fail(late, error)
             if isinstance(error, OutcomeUnknown):
                 for item in rest:
                     item.unknown = error

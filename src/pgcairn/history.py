@@ -194,7 +194,7 @@ class History:
         found: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in walk.channels}
         for channel, place, task_id, type_name, frame in self._rows.writes:
             try:
-                value = codec.load(codec.plain_type(type_name), codec.unframe(frame))
+                value = codec.load_frame(type_name, frame)
             except FrameError as error:
                 raise self._corrupt(f"A write cannot be read: {error}.", channel, place) from error
             found[channel]["writes"].append((task_id, channel, value))
@@ -233,7 +233,7 @@ def _decode(codec: Codec, parts: Sequence[ValuePart]) -> Any:
     Raises:
         FrameError: One is corrupt, or not what the next was made from.
     """
-    payload, _ = codec.unframe_chain(
-        [part.version for part in parts], [cast("bytes", part.frame) for part in parts]
-    )
-    return codec.load(codec.plain_type(cast("str", parts[0].type)), payload)
+    versions = [part.version for part in parts]
+    frames = [cast("bytes", part.frame) for part in parts]
+    value, _ = codec.load_chain(cast("str", parts[0].type), versions, frames)
+    return value

@@ -26,7 +26,7 @@ from pgcairn.codec import body as body_codec
 from pgcairn.codec.bases import Bases, can_be_base
 from pgcairn.codec.compression import FrameError
 from pgcairn.codec.serde import Codec
-from pgcairn.connection.pool import Pool, Session, give_up_at, run_retried
+from pgcairn.connection.pool import Pool, Session, by_deadline, give_up_at, run_retried
 from pgcairn.errors import (
     ClosedError,
     DatabaseError,
@@ -36,6 +36,7 @@ from pgcairn.errors import (
     UnavailableError,
 )
 from pgcairn.settings import Settings
+from pgcairn.storage.paging import PageSize
 from pgcairn.storage.repository import Page, Repository, StoredTuple
 from pgcairn.telemetry import Counters
 
@@ -47,11 +48,6 @@ Key = tuple[str, str, "str | None"]
 # Statements for reads under way at once. One is answered while the other gathers; more only make the groups
 # smaller (measured at 64 callers, docs/benchmarks.md).
 _SLOTS = 2
-# A listing's first page is small, because many ask for one row and the size of rows is not known yet.
-_FIRST_PAGE_ROWS = 8
-
-# Reads whose deadlines are this close to each other fail together (guess).
-_DEADLINE_SLACK_SECONDS = 0.25
 
 _CUT_SHORT = "The saver was closed before the database answered."
 
@@ -64,8 +60,8 @@ class _Request:
     key: Key
     answer: asyncio.Future[StoredTuple | None]
     asked_at: float
-    give_up_at: float | None = None
-    """Set when it is tried for the first time."""
+    give_up_at: float = 0.0
+    """When it is not tried again; 0 until it is tried for the first time."""
 
 
 class Reader:
@@ -134,9 +130,9 @@ class Reader:
         keys = list(dict.fromkeys(request.key for request in group))
         deadline_seconds = self._settings.retry_deadline_seconds
         for request in group:
-            if request.give_up_at is None:
+            if not request.give_up_at:
                 request.give_up_at = give_up_at(request.asked_at, deadline_seconds)
-        first = min(request.give_up_at or 0.0 for request in group)
+        first = min(request.give_up_at for request in group)
         try:
             found = await self._retried(lambda session: self._select(session, keys), first - time.monotonic())
         except BaseException as error:
@@ -148,11 +144,8 @@ class Reader:
                 return
             if isinstance(error, UnavailableError):
                 # Each has a deadline of its own; those that have time left wait on.
-                now = time.monotonic() + _DEADLINE_SLACK_SECONDS
-                self._waiting.extendleft(
-                    request for request in reversed(group) if (request.give_up_at or 0.0) > now
-                )
-                group = [request for request in group if (request.give_up_at or 0.0) <= now]
+                group, patient = by_deadline(group)
+                self._waiting.extendleft(reversed(patient))
             self._refuse(group, error)
             if not isinstance(error, Exception):
                 raise  # cancelled, by ``close``; after an error the others that wait are still to be answered
@@ -207,10 +200,10 @@ class Reader:
             page: What to list; its ``after`` and ``rows`` are set here.
             limit: Most rows in all.
         """
-        rows = _FIRST_PAGE_ROWS
+        page_size = PageSize(self._settings)
         left = limit
         while left is None or left > 0:
-            rows = min(rows, self._settings.page_rows, left if left is not None else rows)
+            rows = page_size.rows if left is None else min(page_size.rows, left)
             asked = page._replace(rows=rows)
             found = await self.detached(
                 lambda session, asked=asked: self._repository.select_page(session, asked)  # type: ignore[misc]
@@ -226,8 +219,7 @@ class Reader:
                 left -= len(found)
             last = found[-1]
             page = page._replace(after=(last.checkpoint_id, last.thread_id, last.checkpoint_ns))
-            fitting = int(self._settings.page_bytes / max(1, size / len(found)))
-            rows = max(1, min(rows * 4, fitting, self._settings.page_rows))
+            page_size.saw(len(found), size)
 
     async def detached(self, operation: Callable[[Session], Awaitable[T]]) -> T:
         """Run an operation in a task of its own: cancelling the caller leaves the session in order."""
@@ -342,10 +334,11 @@ def _load_referenced(codec: Codec, stored: StoredTuple, values: dict[str, Any], 
                 version=version,
             )
         try:
-            payload, lineage = codec.unframe_chain(
-                [row.version for row in rows], [cast("bytes", row.frame) for row in rows]
+            values[channel], lineage = codec.load_chain(
+                cast("str", rows[0].type),
+                [row.version for row in rows],
+                [cast("bytes", row.frame) for row in rows],
             )
-            values[channel] = codec.load(codec.plain_type(cast("str", rows[0].type)), payload)
         except FrameError as error:
             raise _corrupt(
                 stored, f"A stored value cannot be read: {error}.", channel=channel, version=version
@@ -391,7 +384,7 @@ def references(stored: StoredTuple) -> dict[str, str]:
 
 def _load_frame(codec: Codec, stored: StoredTuple, type_name: str, frame: bytes, channel: str) -> Any:
     try:
-        return codec.load(codec.plain_type(type_name), codec.unframe(frame))
+        return codec.load_frame(type_name, frame)
     except FrameError as error:
         version = references(stored).get(channel)
         raise _corrupt(

@@ -12,6 +12,7 @@ import pytest
 
 from pgcairn import coalescer as module
 from pgcairn.coalescer import Coalescer, Item, WritesItem
+from pgcairn.connection import pool as pool_module
 from pgcairn.connection.pool import Lender, Pool, Session, give_up_at, run_retried
 from pgcairn.errors import OutcomeUnknown, PgcairnError, UnavailableError
 from pgcairn.settings import Settings
@@ -67,7 +68,7 @@ async def test_who_has_time_left_is_tried_again(monkeypatch: pytest.MonkeyPatch)
 async def test_what_may_have_been_written_is_never_said_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     monkeypatch.setattr(
-        module, "_DEADLINE_SLACK_SECONDS", 100
+        pool_module, "_DEADLINE_SLACK_SECONDS", 100
     )  # a deadline of its own passes with the second error
     errors: list[PgcairnError] = [OutcomeUnknown("no answer"), UnavailableError("away")]
     found = await _submit(monkeypatch, errors, iter([now + 1000, now + 90, now + 1000]))

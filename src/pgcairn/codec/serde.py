@@ -115,6 +115,25 @@ class Codec:
         """
         return self._framer.decode_chain(versions, frames)
 
+    def load_frame(self, stored_type: str, frame: bytes) -> Any:
+        """Open a frame that stands alone and deserialize its payload.
+
+        Raises:
+            FrameError: See ``unframe`` and ``load``.
+        """
+        return self.load(self.plain_type(stored_type), self.unframe(frame))
+
+    def load_chain(
+        self, stored_type: str, versions: Sequence[str], frames: Sequence[bytes]
+    ) -> tuple[Any, Lineage]:
+        """Open the frame of a value and those that it rests on, and deserialize the value.
+
+        Raises:
+            FrameError: See ``unframe_chain`` and ``load``.
+        """
+        payload, lineage = self.unframe_chain(versions, frames)
+        return self.load(self.plain_type(stored_type), payload), lineage
+
     def stored_type(self, type_name: str, frame: bytes) -> str:
         """The type tag to store beside a frame: with an encrypting serializer it ends in the cipher's name."""
         if self._cipher is None:

@@ -288,6 +288,26 @@ def give_up_at(asked_at: float, deadline_seconds: float) -> float:
     return max(asked_at + deadline_seconds, time.monotonic() + least)
 
 
+# Calls whose deadlines are this close to each other fail together (guess).
+_DEADLINE_SLACK_SECONDS = 0.25
+
+
+class _Deadlined(Protocol):
+    @property
+    def give_up_at(self) -> float: ...
+
+
+D = TypeVar("D", bound=_Deadlined)
+
+
+def by_deadline(calls: Sequence[D]) -> tuple[list[D], list[D]]:
+    """Calls that failed together: those whose time is up, and those that are to be tried again."""
+    now = time.monotonic() + _DEADLINE_SLACK_SECONDS
+    return [call for call in calls if call.give_up_at <= now], [
+        call for call in calls if call.give_up_at > now
+    ]
+
+
 # Guess: the first pause is shorter than a PostgreSQL restart, the longest does not delay recovery noticeably.
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0

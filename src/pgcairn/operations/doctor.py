@@ -40,6 +40,7 @@ from pgcairn.storage.doctor_repository import (
     ValueFound,
     WriteFound,
 )
+from pgcairn.storage.paging import PageSize
 from pgcairn.storage.statements import Statements
 from pgcairn.telemetry import Counters
 
@@ -47,8 +48,6 @@ T = TypeVar("T")
 
 __all__ = ["Examinable", "Finding", "Kind", "Report", "Severity", "Totals", "examine", "time_in_id"]
 
-# A first page is small, because the size of rows is not known yet; as in listings (guess).
-_FIRST_PAGE_ROWS = 8
 # Threads whose names are fetched at once (guess): some kilobytes.
 _THREAD_ROWS = 500
 # Rows that one sweeping transaction locks and deletes, as many as a batch of the write path has (guess).
@@ -206,19 +205,6 @@ class _Tally:
         )
 
 
-class _PageSize:
-    """How many rows to ask for next, so that a page is bounded in rows and, by the one before, in bytes."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.rows = min(_FIRST_PAGE_ROWS, settings.page_rows)
-
-    def saw(self, rows: int, size_bytes: int) -> None:
-        """Note what the last page held."""
-        fitting = int(self._settings.page_bytes / max(1.0, size_bytes / max(1, rows)))
-        self.rows = max(1, min(self.rows * 4, fitting, self._settings.page_rows))
-
-
 class _Doctor:
     """One examination."""
 
@@ -300,7 +286,7 @@ class _Doctor:
 
     async def _examine_checkpoints(self, thread_id: str) -> None:
         after = ("", "")
-        size = _PageSize(self._settings)
+        size = PageSize(self._settings)
         while True:
             rows = size.rows
             page = await self._read(
@@ -317,7 +303,7 @@ class _Doctor:
 
     async def _examine_values(self, thread_id: str) -> None:
         after = ("", "", "")
-        size = _PageSize(self._settings)
+        size = PageSize(self._settings)
         while True:
             rows = size.rows
             found = await self._read(
@@ -333,7 +319,7 @@ class _Doctor:
 
     async def _examine_writes(self, thread_id: str) -> None:
         after = ("", "", "", _BEFORE_ALL_INDEXES)
-        size = _PageSize(self._settings)
+        size = PageSize(self._settings)
         while True:
             rows = size.rows
             page = await self._read(
