@@ -277,6 +277,10 @@ class Engine:
             self.loop = running
         return running is self.loop
 
+    async def on_owner(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a call on the owner's loop, whichever loop this is; see ``forward``."""
+        return await call() if self.is_owner() else await self.forward(call)
+
     async def forward(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a call on the owner's loop and wait for it from another one.
 

@@ -1,7 +1,8 @@
 """LangGraph's interface. Opens and closes, checks and encodes what comes in, and wires the layers.
 
 Owns the public class. No SQL, no sockets, no batching: writes go to the coalescer, reads to the reader, both
-belong to the engine that a saver shares with its clones.
+belong to the engine that a saver shares with its clones. Above 600 lines, because it is the whole public interface with
+its twins and most of it is what they promise; what they do is elsewhere.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class GraphState(BaseCheckpointSaver[str]):
         try:
             while True:
                 following = functools.partial(_following, found)
-                each = await following() if engine.is_owner() else await engine.forward(following)
+                each = await engine.on_owner(following)
                 if each is None:
                     return
                 yield each
@@ -340,7 +341,7 @@ class GraphState(BaseCheckpointSaver[str]):
             thread_ids = list(thread_ids)
         engine = self._engine
         call = functools.partial(engine.intake.prune, thread_ids, strategy=strategy, keep_last=keep_last)
-        return await call() if engine.is_owner() else await engine.forward(call)
+        return await engine.on_owner(call)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs, in all threads and namespaces, with their writes; returns when all is committed.
@@ -363,7 +364,7 @@ class GraphState(BaseCheckpointSaver[str]):
             run_ids = list(run_ids)
         engine = self._engine
         call = functools.partial(engine.intake.delete_for_runs, run_ids)
-        return await call() if engine.is_owner() else await engine.forward(call)
+        return await engine.on_owner(call)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy everything of a thread to a new one: one transaction on the server, visible whole or not at all.
@@ -382,7 +383,7 @@ class GraphState(BaseCheckpointSaver[str]):
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
         engine = self._engine
         call = functools.partial(engine.intake.copy_thread, source, target)
-        return await call() if engine.is_owner() else await engine.forward(call)
+        return await engine.on_owner(call)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return the next version of a channel: a counter, and a random part so that forks do not collide."""
@@ -591,10 +592,7 @@ class AsyncPostgresSaver(GraphState):
         Raises:
             UnavailableError: The database cannot be reached.
         """
-        if self._engine.is_owner():
-            await self._engine.open_pool()
-        else:
-            await self._engine.forward(self._engine.open_pool)
+        await self._engine.on_owner(self._engine.open_pool)
 
     async def setup(self, *, metadata_index: bool = False) -> None:
         """Create or upgrade the schema; does nothing when it is current.
@@ -612,10 +610,7 @@ class AsyncPostgresSaver(GraphState):
             UnavailableError: The database cannot be reached.
         """
         call = functools.partial(self._engine.setup, metadata_index=metadata_index)
-        if self._engine.is_owner():
-            await call()
-        else:
-            await self._engine.forward(call)
+        await self._engine.on_owner(call)
 
     async def aclose(self) -> None:
         """Refuse new calls, commit what is queued until ``close_timeout_seconds``, then fail the rest.

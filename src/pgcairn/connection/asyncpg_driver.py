@@ -101,51 +101,35 @@ class AsyncpgSession:
 
     async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
         """See ``Session.fetch``."""
-        self._counters.statements += 1
-        self._counters.round_trips += 1
-        try:
-            rows: Sequence[Row] = await self._connection.fetch(
-                query.text, *params, timeout=self._timeout_seconds * query.patience
-            )
-        except Exception as error:
-            if (mapped := self._failed(error)) is None:
-                raise
-            raise mapped from error
+        timeout = self._timeout_seconds * query.patience
+        rows: Sequence[Row] = await self._ask("fetch", query.text, *params, timeout=timeout)
         return rows
 
     async def execute(self, query: Query, params: Sequence[object]) -> int:
         """See ``Session.execute``."""
-        self._counters.statements += 1
-        self._counters.round_trips += 1
-        try:
-            status: str = await self._connection.execute(
-                query.text, *params, timeout=self._timeout_seconds * query.patience
-            )
-        except Exception as error:
-            if (mapped := self._failed(error)) is None:
-                raise
-            raise mapped from error
+        timeout = self._timeout_seconds * query.patience
+        status: str = await self._ask("execute", query.text, *params, timeout=timeout)
         return int(status.rpartition(" ")[2])  # INSERT 0 1, UPDATE 1
+
+    async def script(self, text: str) -> None:
+        """See ``Session.script``."""
+        # No limit: it may build an index. Keepalives end it if the server is gone.
+        await self._ask("execute", text)
 
     async def works(self) -> bool:
         """Ask the server for an answer."""
-        self._counters.statements += 1
-        self._counters.round_trips += 1
         try:
-            await self._connection.fetch(PING.text, timeout=PING_SECONDS)
-        except Exception as error:
-            if self._failed(error) is None:
-                raise
+            await self._ask("fetch", PING.text, timeout=PING_SECONDS)
+        except PgcairnError:
             self.lost = True
             return False
         return True
 
-    async def script(self, text: str) -> None:
-        """See ``Session.script``."""
+    async def _ask(self, method: str, *arguments: object, timeout: float | None = None) -> Any:
         self._counters.statements += 1
         self._counters.round_trips += 1
         try:
-            await self._connection.execute(text)
+            return await getattr(self._connection, method)(*arguments, timeout=timeout)
         except Exception as error:
             if (mapped := self._failed(error)) is None:
                 raise

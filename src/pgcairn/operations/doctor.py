@@ -77,8 +77,7 @@ class _EngineParts(Protocol):
     @property
     def reader(self) -> _Reads: ...
     async def ready(self) -> None: ...
-    def is_owner(self) -> bool: ...
-    async def forward(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+    async def on_owner(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
 
 
 class Examinable(Protocol):
@@ -152,7 +151,7 @@ async def examine(
     engine = saver._engine
     doctor = _Doctor(engine, saver.serde, deserialize, repair, grace_seconds, max_findings, on_progress)
     call = functools.partial(doctor.run, chosen)
-    return await call() if engine.is_owner() else await engine.forward(call)
+    return await engine.on_owner(call)
 
 
 class _Tally:
