@@ -7,22 +7,7 @@ import asyncio
 import psycopg
 
 from tests.support.savers import LARGE_TEXT, checkpoint, checkpoint_id, config, put, saver_on
-from tests.support.server import arun_sql
-
-# Waits in the server until that many sessions of this database wait for a lock.
-_UNTIL_BLOCKED = """
-DO $$
-BEGIN
-    WHILE (
-        SELECT count(*) FROM pg_stat_activity
-        WHERE wait_event_type = 'Lock' AND datname = current_database()
-    ) < {sessions} LOOP
-        PERFORM pg_stat_clear_snapshot();
-        PERFORM pg_sleep(0.005);
-    END LOOP;
-END
-$$
-"""
+from tests.support.server import until_blocked
 
 
 async def test_a_delete_waits_for_who_refers_to_its_values(dsn: str, schema: str) -> None:
@@ -39,9 +24,9 @@ async def test_a_delete_waits_for_who_refers_to_its_values(dsn: str, schema: str
             f"VALUES ('thread', '', '{checkpoint_id(2)}', 4, '{{}}', 'x')".encode()
         )
         putting = asyncio.create_task(put(writer, where, checkpoint(2, {"c": LARGE_TEXT}), new_versions={}))
-        await arun_sql(dsn, _UNTIL_BLOCKED.format(sessions=1))
+        await until_blocked(dsn, 1)
         deleting = asyncio.create_task(deleter.adelete_thread("thread"))
-        await arun_sql(dsn, _UNTIL_BLOCKED.format(sessions=2))
+        await until_blocked(dsn, 2)
         await third.rollback()
         await asyncio.gather(putting, deleting)
         assert await writer.aget_tuple(config()) is None

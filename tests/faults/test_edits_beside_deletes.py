@@ -17,6 +17,7 @@ from tests.support.savers import (
     checkpoint,
     checkpoint_id,
     config,
+    dangling,
     listed,
     place,
     put,
@@ -24,38 +25,7 @@ from tests.support.savers import (
     values_of,
     version,
 )
-from tests.support.server import arun_sql, run_sql
-
-# Waits in the server until that many sessions of this database wait for a lock.
-_UNTIL_BLOCKED = """
-DO $$
-BEGIN
-    WHILE (
-        SELECT count(*) FROM pg_stat_activity
-        WHERE wait_event_type = 'Lock' AND datname = current_database()
-    ) < {sessions} LOOP
-        PERFORM pg_stat_clear_snapshot();
-        PERFORM pg_sleep(0.005);
-    END LOOP;
-END
-$$
-"""
-
-_DANGLING = """
-    SELECT c.thread_id, c.checkpoint_id, r.channel, r.version
-    FROM {schema}.checkpoints AS c, jsonb_each_text(c.refs) AS r (channel, version)
-    WHERE NOT EXISTS (
-        SELECT FROM {schema}.channel_values AS v
-        WHERE (v.thread_id, v.checkpoint_ns, v.channel, v.version)
-            = (c.thread_id, c.checkpoint_ns, r.channel, r.version))
-    UNION ALL
-    SELECT v.thread_id, v.version, v.channel, b.version
-    FROM {schema}.channel_values AS v, unnest(v.chain) AS b (version)
-    WHERE NOT EXISTS (
-        SELECT FROM {schema}.channel_values AS e
-        WHERE (e.thread_id, e.checkpoint_ns, e.channel, e.version)
-            = (v.thread_id, v.checkpoint_ns, v.channel, b.version))
-"""
+from tests.support.server import run_sql, until_blocked
 
 # One value goes by a statement of its own, more go as arrays.
 CHANNELS = pytest.mark.parametrize("channels", ["c", "cd"], ids=["single", "arrays"])
@@ -78,9 +48,9 @@ async def put_state(
     return await put(saver, config(), checkpoint(number, state(channels, *parts), versions))
 
 
-async def until_blocked(dsn: str, sessions: int, *tasks: asyncio.Future[Any]) -> None:
+async def until_they_wait(dsn: str, sessions: int, *tasks: asyncio.Future[Any]) -> None:
     """Until that many sessions wait for a lock. Fails if one of the tasks does not wait."""
-    blocked = asyncio.ensure_future(arun_sql(dsn, _UNTIL_BLOCKED.format(sessions=sessions)))
+    blocked = asyncio.ensure_future(until_blocked(dsn, sessions))
     try:
         await asyncio.wait({blocked, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         assert not any(task.done() for task in tasks), "it did not wait"
@@ -138,12 +108,12 @@ async def test_a_stored_value_that_is_being_deleted_is_stored_again(
         # This saver knows nothing of the row, and brings the value along.
         putting = asyncio.ensure_future(put_state(saver, 2, channels, "a", of=1))
         async with settled(putting):
-            await until_blocked(dsn, 1, putting)
+            await until_they_wait(dsn, 1, putting)
             await delete_row(deleter, schema, 1)
             await deleter.commit()
             await putting
         assert await values_of(saver, config(number=2)) == state(channels, "a")
-        assert run_sql(dsn, _DANGLING.format(schema=schema)) == []
+        assert dangling(dsn, schema) == []
 
 
 @CHANNELS
@@ -153,7 +123,7 @@ async def test_a_stored_value_whose_deletion_is_given_up_stays(dsn: str, schema:
         await delete_row(deleter, schema, 1)
         putting = asyncio.ensure_future(put_state(saver, 2, channels, "b", of=1))
         async with settled(putting):
-            await until_blocked(dsn, 1, putting)
+            await until_they_wait(dsn, 1, putting)
             await deleter.rollback()
             await putting
         assert await values_of(saver, config(number=2)) == state(channels, "a"), "a version has one value"
@@ -166,7 +136,7 @@ async def test_a_base_that_is_being_deleted_is_not_used(dsn: str, schema: str, c
         await delete_row(deleter, schema, 1)
         putting = asyncio.ensure_future(put_state(saver, 2, channels, "a", "b"))
         async with settled(putting):
-            await until_blocked(dsn, 1, putting)
+            await until_they_wait(dsn, 1, putting)
             await deleter.commit()
             await putting
         assert saver.stats().items_reencoded == 1
@@ -185,7 +155,7 @@ async def test_a_base_whose_deletion_is_given_up_is_used(dsn: str, schema: str, 
         await delete_row(deleter, schema, 1)
         putting = asyncio.ensure_future(put_state(saver, 2, channels, "a", "b"))
         async with settled(putting):
-            await until_blocked(dsn, 1, putting)
+            await until_they_wait(dsn, 1, putting)
             await deleter.rollback()
             await putting
         assert saver.stats().items_reencoded == 0
@@ -199,7 +169,7 @@ async def test_one_base_of_two_that_is_being_deleted_leaves_all_out(dsn: str, sc
         await deleter.execute(f"DELETE FROM {schema}.channel_values WHERE channel = 'd'".encode())
         putting = asyncio.ensure_future(put_state(saver, 2, "cd", "a", "b"))
         async with settled(putting):
-            await until_blocked(dsn, 1, putting)
+            await until_they_wait(dsn, 1, putting)
             await deleter.commit()
             await putting
         assert saver.stats().items_reencoded == 1
@@ -225,10 +195,10 @@ async def test_a_deletion_waits_for_who_rests_on_a_row(dsn: str, schema: str, ch
         await insert_unfinished(third, schema, 2)
         putting = asyncio.ensure_future(put_state(saver, 2, channels, "a", "b"))
         async with settled(putting):
-            await until_blocked(dsn, 1, putting)
+            await until_they_wait(dsn, 1, putting)
             deleting = asyncio.ensure_future(deleter.adelete_thread("thread"))
             async with settled(deleting):
-                await until_blocked(dsn, 2, putting, deleting)
+                await until_they_wait(dsn, 2, putting, deleting)
                 await third.rollback()
                 await putting
                 await deleting
@@ -257,15 +227,15 @@ async def test_a_deletion_waits_for_who_brings_a_stored_value(dsn: str, schema: 
             saver.aput_writes(config(number=2), [("w", 1)], "task"),
         )
         async with settled(putting):
-            await until_blocked(dsn, 1, putting)
+            await until_they_wait(dsn, 1, putting)
             deleting = asyncio.ensure_future(deleter.adelete_thread("thread"))
             async with settled(deleting):
-                await until_blocked(dsn, 2, putting, deleting)
+                await until_they_wait(dsn, 2, putting, deleting)
                 await third.rollback()
                 await putting
                 await deleting
         assert await saver.aget_tuple(config()) is None
-        assert run_sql(dsn, _DANGLING.format(schema=schema)) == []
+        assert dangling(dsn, schema) == []
 
 
 @CHANNELS
@@ -277,10 +247,10 @@ async def test_a_put_waits_for_who_deletes_the_thread(dsn: str, schema: str, cha
         await third.execute(f"SELECT FROM {schema}.writes FOR UPDATE".encode())
         deleting = asyncio.ensure_future(deleter.adelete_thread("thread"))
         async with settled(deleting):
-            await until_blocked(dsn, 1, deleting)
+            await until_they_wait(dsn, 1, deleting)
             putting = asyncio.ensure_future(put_state(saver, 2, channels, "a", "b"))
             async with settled(putting):
-                await until_blocked(dsn, 2, putting, deleting)
+                await until_they_wait(dsn, 2, putting, deleting)
                 await third.rollback()
                 await deleting
                 await putting
@@ -357,7 +327,7 @@ async def test_every_read_is_what_somebody_put_whole(dsn: str, schema: str, driv
         stats = one.stats(), two.stats()
         assert all(each.edits_written > 10 for each in stats)
         assert all(each.items_reencoded > 0 for each in stats)
-        assert run_sql(dsn, _DANGLING.format(schema=schema)) == []
+        assert dangling(dsn, schema) == []
     async with saver_on(dsn, schema, driver=driver) as fresh:
         for each in await listed(fresh, None):
             story.check(each)

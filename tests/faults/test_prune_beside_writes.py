@@ -7,7 +7,6 @@ import asyncio
 import psycopg
 import pytest
 
-from tests.faults.test_delete_beside_writes import _UNTIL_BLOCKED
 from tests.support.savers import (
     LARGE_TEXT,
     checkpoint,
@@ -19,7 +18,7 @@ from tests.support.savers import (
     values_of,
     version,
 )
-from tests.support.server import arun_sql, run_sql
+from tests.support.server import run_sql, until_blocked
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read"])
@@ -44,9 +43,9 @@ async def test_a_prune_waits_for_who_refers_to_a_value_and_keeps_it(database: st
             f"VALUES ('thread', '', '{checkpoint_id(3)}', 4, '{{}}', 'x')".encode()
         )
         putting = asyncio.create_task(put(writer, where, checkpoint(3, {"c": LARGE_TEXT}), new_versions={}))
-        await arun_sql(dsn, _UNTIL_BLOCKED.format(sessions=1))
+        await until_blocked(dsn, 1)
         pruning = asyncio.create_task(pruner.aprune(["thread"]))
-        await arun_sql(dsn, _UNTIL_BLOCKED.format(sessions=2))
+        await until_blocked(dsn, 2)
         await third.rollback()
         await asyncio.gather(putting, pruning)
         assert await values_of(writer, config()) == {"c": LARGE_TEXT}

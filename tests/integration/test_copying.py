@@ -13,7 +13,6 @@ from langgraph.checkpoint.base import CheckpointTuple
 from pgcairn import AsyncPostgresSaver, InvalidInput, OutcomeUnknown
 from pgcairn.connection.pool import Session
 from pgcairn.storage.thread_repository import Copied, ThreadRepository
-from tests.faults.test_delete_beside_writes import _UNTIL_BLOCKED
 from tests.support.savers import (
     LARGE_TEXT,
     checkpoint,
@@ -26,7 +25,7 @@ from tests.support.savers import (
     saver_on,
     version,
 )
-from tests.support.server import arun_sql, run_sql
+from tests.support.server import run_sql, until_blocked
 
 
 @pytest.fixture(params=["psycopg", "asyncpg"])
@@ -151,7 +150,7 @@ async def test_a_target_that_is_written_to_at_the_same_moment_exists(dsn: str, s
             f"VALUES ('copy', '', '{checkpoint_id(1)}', 4, '{{}}', 'x')".encode()
         )
         copying = asyncio.create_task(saver.acopy_thread("thread", "copy"))
-        await arun_sql(dsn, _UNTIL_BLOCKED.format(sessions=1))
+        await until_blocked(dsn, 1)
         await other.commit()
         with pytest.raises(InvalidInput, match="exists already"):
             await copying

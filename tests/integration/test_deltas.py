@@ -18,6 +18,7 @@ from tests.support.savers import (
     checkpoint,
     checkpoint_id,
     config,
+    dangling,
     get,
     listed,
     put,
@@ -129,28 +130,6 @@ def skip_chain(number: int, first: int = 1) -> list[str]:
 
 def skip_chains(numbers: Sequence[int]) -> dict[str, list[str]]:
     return {version(number): skip_chain(number, numbers[0]) for number in numbers}
-
-
-def dangling(dsn: str, schema: str) -> list[Any]:
-    """References and chains that lead to no row."""
-    return run_sql(
-        dsn,
-        f"""
-        SELECT c.thread_id, c.checkpoint_id, r.channel, r.version
-        FROM {schema}.checkpoints AS c, jsonb_each_text(c.refs) AS r (channel, version)
-        WHERE NOT EXISTS (
-            SELECT FROM {schema}.channel_values AS v
-            WHERE (v.thread_id, v.checkpoint_ns, v.channel, v.version)
-                = (c.thread_id, c.checkpoint_ns, r.channel, r.version))
-        UNION ALL
-        SELECT v.thread_id, v.version, v.channel, b.version
-        FROM {schema}.channel_values AS v, unnest(v.chain) AS b (version)
-        WHERE NOT EXISTS (
-            SELECT FROM {schema}.channel_values AS e
-            WHERE (e.thread_id, e.checkpoint_ns, e.channel, e.version)
-                = (v.thread_id, v.checkpoint_ns, v.channel, b.version))
-        """,
-    )
 
 
 async def statements_of(saver: AsyncPostgresSaver, call: Awaitable[Any]) -> int:

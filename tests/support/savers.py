@@ -20,6 +20,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from pgcairn import AsyncPostgresSaver, Settings
+from tests.support.server import run_sql
 
 # Larger than ``inline_max_bytes`` however it is serialized: such a value has a row of its own.
 LARGE_TEXT = "lorem ipsum dolor sit amet " * 200
@@ -201,3 +202,28 @@ def place(found: CheckpointTuple) -> tuple[str, str, str]:
     """(thread, namespace, checkpoint) of a tuple."""
     key = found.config["configurable"]
     return key["thread_id"], key["checkpoint_ns"], key["checkpoint_id"]
+
+
+# --- what is stored of them ---------------------------------------------------------------------------
+
+
+def dangling(dsn: str, schema: str) -> list[Any]:
+    """References and chains that lead to no row."""
+    return run_sql(
+        dsn,
+        f"""
+        SELECT c.thread_id, c.checkpoint_id, r.channel, r.version
+        FROM {schema}.checkpoints AS c, jsonb_each_text(c.refs) AS r (channel, version)
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.channel_values AS v
+            WHERE (v.thread_id, v.checkpoint_ns, v.channel, v.version)
+                = (c.thread_id, c.checkpoint_ns, r.channel, r.version))
+        UNION ALL
+        SELECT v.thread_id, v.version, v.channel, b.version
+        FROM {schema}.channel_values AS v, unnest(v.chain) AS b (version)
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.channel_values AS e
+            WHERE (e.thread_id, e.checkpoint_ns, e.channel, e.version)
+                = (v.thread_id, v.checkpoint_ns, v.channel, b.version))
+        """,
+    )

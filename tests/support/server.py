@@ -80,6 +80,27 @@ async def arun_sql(dsn: str, statement: str, *parameters: object) -> list[Row]:
         return await cursor.fetchall() if cursor.description else []
 
 
+# Waits in the server until that many sessions of this database wait for a lock.
+_UNTIL_BLOCKED = """
+DO $$
+BEGIN
+    WHILE (
+        SELECT count(*) FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND datname = current_database()
+    ) < {sessions} LOOP
+        PERFORM pg_stat_clear_snapshot();
+        PERFORM pg_sleep(0.005);
+    END LOOP;
+END
+$$
+"""
+
+
+async def until_blocked(dsn: str, sessions: int) -> None:
+    """Until that many sessions of this database wait for a lock."""
+    await arun_sql(dsn, _UNTIL_BLOCKED.format(sessions=sessions))
+
+
 @dataclass(frozen=True)
 class Session:
     """A client session as ``pg_stat_activity`` shows it."""
