@@ -20,6 +20,10 @@ from tests.support.values import XorCipher, aes_serializer
 
 KEY = ("thread", "ns")
 TEXT = b"A cairn marks a way walked. " * 20
+KNOWN_TEXT = (
+    b"langchain_core.messages.ai AIMessage additional_kwargs response_metadata tool_calls invalid_tool_calls "
+    b"usage_metadata model_validate_json "
+)
 CHECKPOINT: dict[str, Any] = {
     "v": 4,
     "id": "1ef00000-0000-6000-8000-000000000001",
@@ -45,6 +49,7 @@ METADATA: dict[str, Any] = {"source": "loop", "step": 1, "parents": {}, "nul": "
 
 PLAIN_FRAME = "AGsvzWJjYWlybg=="
 ZSTD_FRAME = "ASi1L/1kMAElAQDgQSBjYWlybiBtYXJrcyBhIHdheSB3YWxrZWQuIAEARPhqOgFR9CZ9"
+DICTIONARY_FRAME = "BAEotS/9JIolAQA4ICAgICAgIAr8jWkJuKQ5ZyVQywG5PcY0IOAnR2+ZnvPCnSBRnHJC"
 ZSTD_FRAME_LEVEL_9 = "ASi1L/1ksBIlAQDgQSBjYWlybiBtYXJrcyBhIHdheSB3YWxrZWQuIAEARM730wkPiINN"
 XOR_FRAME = "AgN4b3JUfeB6qDFlVHBUVbUUdTY0PCc7dTg0Jz4mdTR1IjQsdSI0OT4wMXt1VFURrT9vVAShcyg="
 AES_FRAME = (
@@ -116,6 +121,7 @@ _AES = Codec(aes_serializer(), Settings())
     [
         (_PLAIN, PLAIN_FRAME, b"cairn"),
         (_PLAIN, ZSTD_FRAME, TEXT),
+        (_PLAIN, DICTIONARY_FRAME, KNOWN_TEXT),
         (_PLAIN, ZSTD_FRAME_LEVEL_9, TEXT * 9),
         (_XOR, XOR_FRAME, TEXT),
         (_AES, AES_FRAME, TEXT),
