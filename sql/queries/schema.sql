@@ -1,8 +1,9 @@
 -- What is installed, and the lock under which it is changed.
 
 -- name: installed_tables :one
--- Whether the schema exists, whether it holds pgcairn's version table, and whether it holds the table by
--- which the official saver's installation is known; and the encoding of the database.
+-- Whether the schema exists, whether it holds pgcairn's version table, whether it holds the tables by
+-- which the official saver's installation is known, and whether it holds others of names that pgcairn needs; and the
+-- encoding of the database.
 -- $1 schema name (as text, not quoted).
 SELECT
     EXISTS (SELECT FROM pg_catalog.pg_namespace AS n WHERE n.nspname = $1::text),
@@ -13,6 +14,10 @@ SELECT
     EXISTS (
         SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
         WHERE n.nspname = $1::text AND c.relname IN ('checkpoint_migrations', 'checkpoint_blobs', 'checkpoint_writes')
+    ),
+    EXISTS (
+        SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE n.nspname = $1::text AND c.relname IN ('checkpoints', 'channel_values', 'writes')
     ),
     current_setting('server_encoding')
 

@@ -24,6 +24,7 @@ from pgcairn.errors import (
     WrongLoopError,
     WrongType,
 )
+from pgcairn.health import Readiness
 from pgcairn.saver import AsyncPostgresSaver
 from pgcairn.settings import Settings
 from pgcairn.sync import PostgresSaver
@@ -41,6 +42,7 @@ __all__ = [
     "OutcomeUnknown",
     "PgcairnError",
     "PostgresSaver",
+    "Readiness",
     "RejectedError",
     "SchemaError",
     "SerializationError",

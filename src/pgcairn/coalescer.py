@@ -340,8 +340,8 @@ class _Lane:
 class Coalescer:
     """Group commit over one pool. All methods are for the owner's event loop.
 
-    Background tasks: one per lane, named ``pgcairn-lane-<n>``, started by the first item of the lane, and one per
-    aside under way, named ``pgcairn-aside``.
+    Background tasks: one per lane, named ``pgcairn-lane-<n>``, started by an item and ended when the lane has had nothing
+    to do for ``_LINGER_SECONDS``, and one per aside under way, named ``pgcairn-aside``.
 
     Args:
         pool: Where sessions come from; a lane keeps one for a moment after a batch (see ``_LINGER_SECONDS``).
@@ -564,7 +564,8 @@ class Coalescer:
 
     def _ended(self, lane: _Lane, task: asyncio.Task[None]) -> None:
         """The death of a lane reaches its callers; the next item starts a new one."""
-        lane.task = None
+        if lane.task is task:
+            lane.task = None
         if task.cancelled() or task.exception() is None:
             return
         logger.error("a write lane died; its waiting items fail", exc_info=task.exception())
@@ -586,7 +587,10 @@ class Coalescer:
                 if not items:
                     if self._closing and not len(lane.queue) and not self._gate:
                         return
-                    await self._wait(lane)
+                    if not await self._wait(lane) and not len(lane.queue):
+                        # So that a saver that is dropped while it is idle leaves nothing behind.
+                        lane.task = None  # nothing is awaited after this: the next item starts another
+                        return
                     continue
                 lane.sending = items
                 try:
@@ -639,24 +643,24 @@ class Coalescer:
     async def _run_beside(self, operation: Callable[[Session], Awaitable[T]], /) -> T:
         return await run_retried(self._pool, self._counters, self._settings.retry_deadline_seconds, operation)
 
-    async def _wait(self, lane: _Lane) -> None:
-        """Wait until there may be something to take. Gives the lane's session back if that takes a while."""
+    async def _wait(self, lane: _Lane) -> bool:
+        """Wait until there may be something to take; say false, and give the lane's session back, if that takes a while."""
         loop = asyncio.get_running_loop()
         signal = lane.signal = loop.create_future()
-        if not lane.session.is_held:
-            await signal
-        else:
-            timer = loop.call_later(_LINGER_SECONDS, lane.settle, False)
-            try:
-                if not await signal:
-                    lane.signal = None
-                    await lane.session.release()
-                    return
-            finally:
+        is_idle = lane.session.is_held or not len(lane.queue)
+        timer = loop.call_later(_LINGER_SECONDS, lane.settle, False) if is_idle else None
+        try:
+            there_is_work = await signal
+        finally:
+            lane.signal = None
+            if timer is not None:
                 timer.cancel()
-        lane.signal = None
+        if not there_is_work:
+            await lane.session.release()
+            return False
         if self._settings.batch_delay_seconds and not self._closing:
             await asyncio.sleep(self._settings.batch_delay_seconds)
+        return True
 
     async def _send(self, lane: _Lane, items: list[Item]) -> None:
         """Commit items, isolate the one that PostgreSQL refuses, answer every one of them."""

@@ -22,8 +22,9 @@ from pgcairn.coalescer import Coalescer
 from pgcairn.codec.bases import Bases
 from pgcairn.codec.placement import Placements
 from pgcairn.connection import psycopg_driver
-from pgcairn.connection.pool import Pool, Session
+from pgcairn.connection.pool import Pool, Session, retried
 from pgcairn.errors import ClosedError, InvalidInput, SettingsError, WrongLoopError
+from pgcairn.health import Health
 from pgcairn.intake import Intake
 from pgcairn.reader import Reader
 from pgcairn.settings import Settings
@@ -58,7 +59,7 @@ def pool_for(connection: object, settings: Settings, counters: Counters) -> Pool
         from pgcairn.connection import asyncpg_driver
 
         if isinstance(connection, asyncpg.Pool):
-            return asyncpg_driver.AsyncpgPool(connection, settings, counters, owned=False)
+            return asyncpg_driver.AsyncpgPool(connection, settings, counters)
     hint = (
         "For a connection string use `async with AsyncPostgresSaver.from_conn_string(dsn) as saver`."
         if isinstance(connection, str)
@@ -156,6 +157,10 @@ class _ReadyPool:
     def max_size(self) -> int:
         return self._pool.max_size
 
+    @property
+    def last_failure(self) -> str:
+        return self._pool.last_failure
+
 
 class Engine:
     """One per saver, shared by the clones that ``with_allowlist`` makes. Construction does no I/O."""
@@ -184,11 +189,16 @@ class Engine:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pool_open = _Shared(pool.open, "pgcairn-open")
         self._schema_check = _Shared(self._check_schema, "pgcairn-check")
+        self.health = Health(pool, self.open_pool, self.statements)
         self._closing: asyncio.Task[None] | None = None
         with contextlib.suppress(RuntimeError):  # no loop yet: the first use decides
             self.loop = asyncio.get_running_loop()
 
     # --- life cycle --------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """``open_pool``, repeated until ``open_timeout_seconds``."""
+        await retried(self.open_pool, self.counters, self.settings.open_timeout_seconds)
 
     async def open_pool(self) -> None:
         """Open the pool, without asking for a schema. Idempotent; concurrent callers share one attempt.
@@ -224,7 +234,7 @@ class Engine:
         return await asyncio.shield(work)
 
     async def _setup(self, metadata_index: bool) -> list[str]:
-        await self.open_pool()
+        await self.open()
         async with self.pool.acquire() as session:
             applied = await migrations.migrate(
                 session,
@@ -249,6 +259,7 @@ class Engine:
             await self.coalescer.close(self.settings.close_timeout_seconds)
             await self.reader.close(max(0.0, give_up_at - loop.time()))
         finally:
+            await self.health.close()
             await self._schema_check.stop()
             await self._pool_open.stop()
             await self.pool.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import warnings
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -39,6 +40,7 @@ from pgcairn.codec.metadata import searchable
 from pgcairn.codec.serde import Codec
 from pgcairn.engine import Engine, owned_pool, pool_for
 from pgcairn.errors import ClosedError, InvalidInput, PgcairnError
+from pgcairn.health import Readiness
 from pgcairn.keys import (
     check_key,
     check_text,
@@ -494,6 +496,16 @@ def _key_of(config: RunnableConfig) -> tuple[str, str, str | None]:
     return thread_id, checkpoint_ns, checkpoint_id
 
 
+def warn_unclosed(saver: GraphState) -> None:
+    """Say that nobody left the block of ``from_conn_string``: the garbage collector does it now, if there is time."""
+    warnings.warn(
+        f"{type(saver).__name__}.from_conn_string: the saver was dropped while it was open; use `async with`, or close it.",
+        ResourceWarning,
+        stacklevel=2,
+        source=saver,
+    )
+
+
 async def _following(found: AsyncGenerator[CheckpointTuple, None]) -> CheckpointTuple | None:
     async for each in found:
         return each
@@ -578,6 +590,9 @@ class AsyncPostgresSaver(GraphState):
             try:
                 await saver.open()
                 yield saver
+            except GeneratorExit:
+                warn_unclosed(saver)
+                raise
             finally:
                 await saver.aclose()
         finally:
@@ -590,9 +605,9 @@ class AsyncPostgresSaver(GraphState):
         """Open the pool, so that the first call need not. Idempotent; does not ask for a schema.
 
         Raises:
-            UnavailableError: The database cannot be reached.
+            UnavailableError: The database could not be reached until ``open_timeout_seconds``.
         """
-        await self._engine.on_owner(self._engine.open_pool)
+        await self._engine.on_owner(self._engine.open)
 
     async def setup(self, *, metadata_index: bool = False) -> None:
         """Create or upgrade the schema; does nothing when it is current.
@@ -611,6 +626,32 @@ class AsyncPostgresSaver(GraphState):
         """
         call = functools.partial(self._engine.setup, metadata_index=metadata_index)
         await self._engine.on_owner(call)
+
+    async def ping(self, timeout_seconds: float = 5.0) -> float:
+        """Ask the database for an answer, once, on a session of the pool; return the seconds of the round trip.
+
+        Args:
+            timeout_seconds: How long to wait for a session and the answer.
+
+        Raises:
+            UnavailableError: There was no answer in time; the error says why, if that is known.
+            ClosedError: The saver is closed.
+        """
+        return await self._engine.on_owner(functools.partial(self._engine.health.ping, timeout_seconds))
+
+    async def readiness(self, timeout_seconds: float = 5.0) -> Readiness:
+        """Find out whether the saver can serve: the database answers and the schema is there. For readiness probes.
+
+        Costs one session however often it is asked, and never raises for what is wrong with the database. Not for
+        liveness probes: restarting the program does not bring a database back.
+
+        Args:
+            timeout_seconds: How long to wait for a session and the answer.
+
+        Returns:
+            What was found; true in a condition when the saver can serve. See ``Readiness.state``.
+        """
+        return await self._engine.on_owner(functools.partial(self._engine.health.readiness, timeout_seconds))
 
     async def aclose(self) -> None:
         """Refuse new calls, commit what is queued until ``close_timeout_seconds``, then fail the rest.

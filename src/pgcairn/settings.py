@@ -1,6 +1,6 @@
 """Every knob of a saver, in one frozen dataclass.
 
-Owns names, defaults, units and ranges. Never reads the environment and never talks to a server.
+Owns names, defaults, units and ranges. Never reads environment variables and never talks to a server.
 Each field says: what it is, what goes wrong when it is too low or too high, special values, default
 and where the default comes from ("guess" is said where nobody measured).
 """
@@ -8,6 +8,8 @@ and where the default comes from ("guess" is said where nobody measured).
 from __future__ import annotations
 
 import dataclasses
+import os
+import platform
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -42,8 +44,10 @@ class Settings:
     """Driver for a pool that pgcairn makes: "psycopg" or "asyncpg" (extra ``pgcairn[asyncpg]``).
     Both pass the same suite; see docs/benchmarks.md for the difference. Default "psycopg"."""
 
-    application_name: str = "pgcairn"
-    """Name shown in ``pg_stat_activity``. Give each deployment its own to tell them apart at 3 a.m."""
+    application_name: str = "pgcairn {host}:{pid}"
+    """Name shown in ``pg_stat_activity`` and in the server's log; PostgreSQL cuts it at 63 bytes. ``{host}`` and ``{pid}`` stand for the
+    machine's name and the process's number, so that instances can be told apart at 3 a.m. Give each deployment its own:
+    "checkout {host}:{pid}". Default "pgcairn {host}:{pid}"."""
 
     password: PasswordSource | None = dataclasses.field(default=None, repr=False)
     """Called for each new session when passwords are tokens that rotate; may be async. ``None``
@@ -74,6 +78,12 @@ class Settings:
 
     acquire_timeout_seconds: float = 30.0
     """How long a call waits for a free session before ``UnavailableError``. Default 30."""
+
+    open_timeout_seconds: float = 0.0
+    """How long opening waits for a database that cannot be reached: ``from_conn_string``, ``open`` and ``setup``.
+    0 (default): one attempt, then ``UnavailableError`` with the reason, so that a wrong address shows at once. For
+    deployments where the database may start later than the program: 60, say. It never goes on without a database.
+    The graph's calls wait for ``retry_deadline_seconds`` in any case."""
 
     connect_timeout_seconds: float = 10.0
     """How long one attempt to connect to one host may take. With psycopg whole seconds, at least 2
@@ -199,6 +209,10 @@ class Settings:
         if self.min_size > self.max_size:
             raise SettingsError(f"min_size={self.min_size} is above max_size={self.max_size}.")
 
+    def session_name(self) -> str:
+        """``application_name`` with the names of machine and process."""
+        return self.application_name.replace("{host}", platform.node()).replace("{pid}", str(os.getpid()))
+
     def replace(self, **changes: object) -> Settings:
         """Return a copy with some fields changed.
 
@@ -223,6 +237,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_idle_seconds", 1, 30 * _DAY_SECONDS),
     ("max_lifetime_seconds", 1, 30 * _DAY_SECONDS),
     ("acquire_timeout_seconds", 0.001, _DAY_SECONDS),
+    ("open_timeout_seconds", 0, _DAY_SECONDS),
     ("connect_timeout_seconds", 0.001, _DAY_SECONDS),
     ("statement_timeout_seconds", 0.001, _DAY_SECONDS),
     ("check_after_idle_seconds", 0, _DAY_SECONDS),

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from pgcairn.errors import ClosedError
-from pgcairn.saver import AsyncPostgresSaver, GraphState
+from pgcairn.health import Readiness
+from pgcairn.saver import AsyncPostgresSaver, GraphState, warn_unclosed
 from pgcairn.settings import Settings
 
 T = TypeVar("T")
@@ -75,6 +76,9 @@ class PostgresSaver(GraphState):
             own._start(inner._engine)
             try:
                 yield own
+            except GeneratorExit:
+                warn_unclosed(own)
+                raise
             finally:
                 loop_thread.call(lambda: manager.__aexit__(None, None, None))
         finally:
@@ -83,6 +87,19 @@ class PostgresSaver(GraphState):
     def setup(self, *, metadata_index: bool = False) -> None:
         """Create or upgrade the schema; see ``AsyncPostgresSaver.setup``."""
         self._engine.call_from_thread("setup", lambda: self._engine.setup(metadata_index=metadata_index))
+
+    def ping(self, timeout_seconds: float = 5.0) -> float:
+        """Ask the database for an answer; see ``AsyncPostgresSaver.ping``."""
+        return self._engine.call_from_thread("ping", lambda: self._engine.health.ping(timeout_seconds))
+
+    def readiness(self, timeout_seconds: float = 5.0) -> Readiness:
+        """Find out whether the saver can serve; see ``AsyncPostgresSaver.readiness``."""
+        try:
+            return self._engine.call_from_thread(
+                "readiness", lambda: self._engine.health.readiness(timeout_seconds)
+            )
+        except ClosedError as error:  # and its loop has gone
+            return Readiness("closed", str(error), 0.0)
 
     def close(self) -> None:
         """Commit what is queued and refuse new calls; see ``AsyncPostgresSaver.aclose``. Twice is fine."""

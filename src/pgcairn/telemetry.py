@@ -74,6 +74,7 @@ class Counters:
     snapshot_bytes_max: int = 0
     write_latency: Latencies = field(default_factory=Latencies)
     read_latency: Latencies = field(default_factory=Latencies)
+    session_wait: Latencies = field(default_factory=Latencies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,11 @@ class Stats:
     read_p50_seconds: float
     read_p95_seconds: float
     read_p99_seconds: float
+    session_wait_p50_seconds: float
+    session_wait_p95_seconds: float
+    session_wait_p99_seconds: float
+    """How long the last 2,048 users of a session waited for it; much above a millisecond means that ``max_size`` is too
+    low, or that sessions are being opened."""
     pool_size: int
     """Sessions of the pool right now."""
     pool_idle: int
@@ -175,6 +181,7 @@ def snapshot(
     """Freeze the counters together with the instant values of pool and cache."""
     write_p50, write_p95, write_p99 = counters.write_latency.percentiles(0.5, 0.95, 0.99)
     read_p50, read_p95, read_p99 = counters.read_latency.percentiles(0.5, 0.95, 0.99)
+    wait_p50, wait_p95, wait_p99 = counters.session_wait.percentiles(0.5, 0.95, 0.99)
     return Stats(
         statements=counters.statements,
         round_trips=counters.round_trips,
@@ -218,6 +225,9 @@ def snapshot(
         read_p50_seconds=read_p50,
         read_p95_seconds=read_p95,
         read_p99_seconds=read_p99,
+        session_wait_p50_seconds=wait_p50,
+        session_wait_p95_seconds=wait_p95,
+        session_wait_p99_seconds=wait_p99,
         pool_size=pool_size,
         pool_idle=pool_idle,
     )

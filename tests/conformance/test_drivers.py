@@ -364,7 +364,7 @@ async def users_pool(driver: Driver, dsn: str, *, opened: bool) -> AsyncIterator
             await theirs.close()
         return
     theirs = asyncpg.create_pool(dsn, min_size=1, max_size=2)
-    adapter = asyncpg_driver.AsyncpgPool(theirs, settings, counters, owned=False)
+    adapter = asyncpg_driver.AsyncpgPool(theirs, settings, counters)
     if opened:
         await theirs
     try:

@@ -108,6 +108,8 @@ class _Lent:
 
 
 class _Pool:
+    last_failure = ""
+
     def __init__(self, max_size: int) -> None:
         self.max_size = self.size = self.idle = max_size
         self.lent = 0

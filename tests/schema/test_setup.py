@@ -276,6 +276,18 @@ async def test_the_official_savers_schema_is_refused(dsn: str, schema: str) -> N
     assert len(_installed(dsn, schema)) == 2
 
 
+@pytest.mark.parametrize("table", ["checkpoints", "channel_values", "writes"])
+async def test_a_schema_with_somebody_elses_table_is_refused(dsn: str, schema: str, table: str) -> None:
+    run_sql(dsn, f"CREATE SCHEMA {schema}")
+    run_sql(dsn, f"CREATE TABLE {schema}.{table} (n integer)")
+    before = _installed(dsn, schema)
+    for call in (_setup, _round_trip):
+        with pytest.raises(SchemaError, match="not its version") as raised:
+            await call(dsn, schema)
+        assert "Settings.schema" in str(raised.value)
+    assert _installed(dsn, schema) == before
+
+
 async def test_an_empty_schema_that_exists_is_used(dsn: str, schema: str) -> None:
     run_sql(dsn, f"CREATE SCHEMA {schema}")
     await _setup(dsn, schema)

@@ -30,18 +30,26 @@ def url(
 
 
 def with_changes(
-    dsn: str, *, host: str | None = None, port: int | None = None, database: str | None = None
+    dsn: str,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    database: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
 ) -> str:
-    """``dsn`` with another host, port or database; everything else stays."""
+    """``dsn`` with another host, port, database, user or password; everything else stays."""
     parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     old_host = parts.pop("host", "127.0.0.1")
     old_port = parts.pop("port", "5432")
     old_database = parts.pop("dbname", "postgres")
+    old_user = parts.pop("user", "postgres")
+    old_password = parts.pop("password", "")
     return url(
         host=host or old_host,
         port=port or int(old_port),
-        user=parts.pop("user", "postgres"),
-        password=parts.pop("password", ""),
+        user=user or old_user,
+        password=password or old_password,
         database=database or old_database,
         options=parts,
     )

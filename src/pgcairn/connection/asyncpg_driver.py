@@ -16,7 +16,7 @@ import random
 import socket
 import time
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ import asyncpg
 from psycopg.conninfo import conninfo_to_dict
 
 from pgcairn.connection.pool import (
+    BUSY_HINT,
     PING,
     PING_SECONDS,
     Query,
@@ -33,6 +34,7 @@ from pgcairn.connection.pool import (
     Session,
     TimeLimit,
     error_for,
+    no_connection,
     session_is_lost,
 )
 from pgcairn.errors import (
@@ -73,10 +75,12 @@ def _translate(error: Exception) -> PgcairnError | None:
     return OutcomeUnknown(f"The connection to PostgreSQL was lost: {reason}")
 
 
-def _unreachable(error: Exception) -> UnavailableError | None:
+def _unreachable(error: Exception, max_size: int | None) -> UnavailableError | None:
     """Map an error of an attempt to connect; ``None`` if it is not asyncpg's."""
     if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError | asyncio.TimeoutError):
-        return UnavailableError(f"No connection to PostgreSQL: {str(error) or type(error).__name__}")
+        return no_connection(
+            str(error) or type(error).__name__, max_size, sqlstate=getattr(error, "sqlstate", None)
+        )
     return None
 
 
@@ -191,37 +195,52 @@ def _of(connection: Any) -> Any:
 
 
 class AsyncpgPool:
-    """An asyncpg pool as a ``Pool``: one lent by the user, or (with ``owned``) one of our own."""
+    """An asyncpg pool as a ``Pool``: one lent by the user, or (with ``make``) one of our own.
+
+    Args:
+        pool: The user's pool; ``None`` for one of our own.
+        settings: Timeouts.
+        counters: What is counted.
+        make: Makes a pool of our own, which is not opened yet. Called again after an attempt to open it that failed,
+            because asyncpg's pools cannot be opened twice.
+    """
+
+    last_failure = ""  # ``acquire`` says it
 
     def __init__(
-        self,
-        pool: Any,
-        settings: Settings,
-        counters: Counters,
-        *,
-        owned: bool,
+        self, pool: Any, settings: Settings, counters: Counters, *, make: Callable[[], Any] | None = None
     ) -> None:
-        self._pool = pool
+        self._make = make
+        self._owned = make is not None
+        self._pool = pool if make is None else make()
         self._settings = settings
         self._counters = counters
-        self._owned = owned
-        self._opened = False
+        self._is_open = False
         self._closed = False
 
     async def open(self) -> None:
         """See ``Pool.open``."""
-        if self._owned:
-            try:
-                await self._pool
-                self._opened = True
-            except Exception as error:
-                if (mapped := _unreachable(error)) is None:
-                    raise
-                raise mapped from error
+        if self._make is None or self._is_open or self._closed:
+            return
+        pool = self._pool
+        try:
+            await pool
+            # With min_size=0 that tried nothing. A session that is there already costs no round trip.
+            await pool.release(await pool.acquire(timeout=self._settings.acquire_timeout_seconds))
+            self._is_open = True
+        except Exception as error:
+            if (mapped := _unreachable(error, self._settings.max_size)) is None:
+                raise
+            raise mapped from error
+        finally:
+            if not self._is_open:
+                with contextlib.suppress(asyncpg.InterfaceError):  # it was not even begun
+                    pool.terminate()
+                self._pool = self._make()
 
     async def close(self) -> None:
         """See ``Pool.close``."""
-        if not self._owned or not self._opened or self._closed:
+        if not self._is_open or self._closed:
             return
         self._closed = True
         try:
@@ -257,11 +276,16 @@ class AsyncpgPool:
             await self._give_back(connection, session)
 
     async def _take(self) -> Any:
+        asked_at = time.monotonic()
         try:
-            return await self._pool.acquire(timeout=self._settings.acquire_timeout_seconds)
+            connection = await self._pool.acquire(timeout=self._settings.acquire_timeout_seconds)
+            self._counters.session_wait.observe(time.monotonic() - asked_at)
+            return connection
         except asyncio.TimeoutError as error:
             raise UnavailableError(
-                f"No session could be had within {self._settings.acquire_timeout_seconds} s."
+                f"No session could be had within {self._settings.acquire_timeout_seconds:g} s "
+                f"({self.size} of {self.max_size} are open, {self.idle} idle).",
+                hint=BUSY_HINT,
             ) from error
         except asyncpg.InterfaceError as error:
             raise ClosedError(
@@ -270,7 +294,7 @@ class AsyncpgPool:
                 else f"The pool that was given to the saver cannot be used: {error}."
             ) from error
         except Exception as error:
-            if (mapped := _unreachable(error)) is None:
+            if (mapped := _unreachable(error, self._settings.max_size if self._owned else None)) is None:
                 raise
             raise mapped from error
 
@@ -348,20 +372,23 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Async
         return await value if inspect.isawaitable(value) else value
 
     uri, server_settings = _uri(conn_string)
-    # Not a coroutine: the pool connects when it is awaited in ``open``.
-    pool = asyncpg.create_pool(
-        uri,
-        password=None if password is None else secret,
-        min_size=settings.min_size,
-        max_size=settings.max_size,
-        max_inactive_connection_lifetime=settings.max_idle_seconds,
-        timeout=settings.connect_timeout_seconds,
-        statement_cache_size=_STATEMENT_CACHE_SIZE if settings.prepared_statements else 0,
-        server_settings={"application_name": settings.application_name, **server_settings},
-        init=init,
-        reset=_keep,
-    )
-    return AsyncpgPool(pool, settings, counters, owned=True)
+
+    def make() -> Any:
+        # Not a coroutine: the pool connects when it is awaited in ``open``.
+        return asyncpg.create_pool(
+            uri,
+            password=None if password is None else secret,
+            min_size=settings.min_size,
+            max_size=settings.max_size,
+            max_inactive_connection_lifetime=settings.max_idle_seconds,
+            timeout=settings.connect_timeout_seconds,
+            statement_cache_size=_STATEMENT_CACHE_SIZE if settings.prepared_statements else 0,
+            server_settings={"application_name": settings.session_name(), **server_settings},
+            init=init,
+            reset=_keep,
+        )
+
+    return AsyncpgPool(None, settings, counters, make=make)
 
 
 # libpq's own options that are no server settings; asyncpg would send them to the server, which refuses them.

@@ -160,6 +160,11 @@ class Pool(Protocol):
         """Most sessions that can be lent at the same time."""
         ...
 
+    @property
+    def last_failure(self) -> str:
+        """Why the last attempt to open a session failed; empty if it did not, or if ``acquire`` says it."""
+        ...
+
 
 class Lender(Protocol):
     """Whatever lends a session for the time of an ``async with`` block: a pool, or a ``HeldSession``."""
@@ -247,17 +252,51 @@ def session_is_lost(sqlstate: str | None) -> bool:
     return sqlstate is not None and (sqlstate in _SESSION_IS_LOST or sqlstate.startswith("08"))
 
 
+BUSY_HINT = (
+    "All sessions were in use for that long: the database is slow, or max_size is too low for the load "
+    "(stats().session_wait_p99_seconds)."
+)
+
+_TOO_MANY = "53300"
+# What the server says to who may not connect for it; libpq passes on the text without the code.
+_TOO_MANY_TEXTS = (
+    "too many clients",
+    "too many connections",
+    "connection slots are reserved",
+    "no more connections",
+)
+
+
+def no_connection(reason: str, max_size: int | None, sqlstate: str | None = None) -> UnavailableError:
+    """The error for a session that could not be opened.
+
+    Args:
+        reason: What the driver says.
+        max_size: ``max_size`` of the pool, if it is pgcairn's own.
+        sqlstate: PostgreSQL's code, if the driver knows it.
+    """
+    text = f"No connection to PostgreSQL: {reason.strip()}"
+    if sqlstate is not None:
+        text += f" [{sqlstate}]"
+    if sqlstate == _TOO_MANY or any(words in reason for words in _TOO_MANY_TEXTS):
+        return UnavailableError(text, hint=_too_many(max_size))
+    return UnavailableError(text)
+
+
+def _too_many(max_size: int | None) -> str:
+    here = "" if max_size is None else f" (this one's is {max_size})"
+    return (
+        f"The sum of max_size of all pools{here} over all processes must stay below the server's max_connections minus its "
+        "superuser_reserved_connections; pg_stat_activity tells who has them. Lower max_size, use a pooler, or raise "
+        "max_connections."
+    )
+
+
 def error_for(sqlstate: str, message: str) -> PgcairnError:
     """Translate PostgreSQL's error code into pgcairn's vocabulary."""
     text = f"PostgreSQL: {message.strip()} [{sqlstate}]"
     if sqlstate in _TRANSIENT or sqlstate.startswith(_TRANSIENT_CLASSES):
-        hint = None
-        if sqlstate == "53300":
-            hint = (
-                "The sum of all pools' max_size over all processes exceeds max_connections of the server: "
-                "lower max_size, use a pooler, or raise max_connections."
-            )
-        return UnavailableError(text, hint=hint)
+        return UnavailableError(text, hint=_too_many(None) if sqlstate == _TOO_MANY else None)
     if sqlstate in _SCHEMA:
         return SchemaError(
             f"The pgcairn schema is missing or older than this version: {message.strip()} [{sqlstate}]"
@@ -319,27 +358,48 @@ async def run_retried(
     deadline_seconds: float,
     operation: Callable[[Session], Awaitable[T]],
 ) -> T:
-    """Run an operation on a session; repeat it with jittered exponential backoff until the deadline.
+    """Run an operation on a session, and repeat both; see ``retried``.
 
-    The operation must be one that can be repeated: a statement of its own, or one whole transaction.
+    Args:
+        pool: Where sessions come from.
+        counters: See ``retried``.
+        deadline_seconds: See ``retried``.
+        operation: Gets the session. It must be one that can be repeated: a statement of its own, or one whole
+            transaction.
+    """
+
+    async def attempt() -> T:
+        async with pool.acquire() as session:
+            return await operation(session)
+
+    return await retried(attempt, counters, deadline_seconds)
+
+
+async def retried(attempt: Callable[[], Awaitable[T]], counters: Counters, deadline_seconds: float) -> T:
+    """Do something; repeat it with jittered exponential backoff until the deadline.
+
     ``UnavailableError`` and ``OutcomeUnknown`` are repeated, everything else is raised at once. After an
     unknown outcome the error that is raised in the end stays ``OutcomeUnknown``, whatever came later, because
     other errors say that nothing was written. ``RejectedError`` is the exception: what was committed once is
     not refused when it is repeated.
 
     Args:
-        pool: Where sessions come from.
+        attempt: What to do; it must be something that can be repeated.
         counters: ``retries`` and ``sessions_lost`` are counted.
         deadline_seconds: Seconds from now after which no new attempt starts. 0 means one attempt.
-        operation: Gets the session.
     """
-    give_up_at = time.monotonic() + deadline_seconds
+    started_at = time.monotonic()
+    give_up_at = started_at + deadline_seconds
     pause = _FIRST_PAUSE_SECONDS
     unknown: OutcomeUnknown | None = None
+    failures = 0
     while True:
         try:
-            async with pool.acquire() as session:
-                return await operation(session)
+            result = await attempt()
+            if failures:
+                seconds = time.monotonic() - started_at
+                logger.warning("database call succeeded after %d failures in %.2f s", failures, seconds)
+            return result
         except RejectedError:
             raise
         except PgcairnError as error:
@@ -352,7 +412,16 @@ async def run_retried(
                     raise unknown from error
                 raise
             counters.retries += 1
+            failures += 1
             wait = min(left, random.uniform(pause / 2, pause))  # noqa: S311 - jitter, not a secret
-            logger.warning("database call failed, next attempt in %.0f ms: %s", wait * 1000, error)
+            # Once for each call: an outage is to be seen in the log, not to fill it.
+            level = logging.WARNING if failures == 1 else logging.DEBUG
+            logger.log(
+                level,
+                "database call failed, is repeated for up to %.1f s, next in %.0f ms: %s",
+                left,
+                wait * 1000,
+                error,
+            )
         await asyncio.sleep(wait)
         pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

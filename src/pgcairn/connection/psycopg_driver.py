@@ -27,6 +27,7 @@ from psycopg.pq.abc import PGresult
 from psycopg_pool import AsyncConnectionPool
 
 from pgcairn.connection.pool import (
+    BUSY_HINT,
     PING,
     PING_SECONDS,
     Query,
@@ -34,6 +35,7 @@ from pgcairn.connection.pool import (
     Session,
     TimeLimit,
     error_for,
+    no_connection,
     session_is_lost,
 )
 from pgcairn.connection.psycopg_wire import NoAnswer, Wire, encode, rows_of
@@ -296,7 +298,7 @@ class PsycopgPool:
             probe = await self._pool.connection_class.connect(self._pool.conninfo, **self._pool.kwargs)  # type: ignore[arg-type]
             await probe.close()
         except psycopg.Error as error:
-            raise UnavailableError(f"No connection to PostgreSQL: {str(error).strip()}") from error
+            raise no_connection(str(error), self.max_size) from error
         await self._pool.open()
 
     async def close(self) -> None:
@@ -309,20 +311,23 @@ class PsycopgPool:
         return _Loan(self)
 
     async def _take(self) -> AsyncConnection[Any]:
+        asked_at = time.monotonic()
         try:
             # A user's pool keeps its own timeout.
             timeout = self._settings.acquire_timeout_seconds if self._owned else None
             connection: AsyncConnection[Any] = await self._pool.getconn(timeout)
+            self._counters.session_wait.observe(time.monotonic() - asked_at)
             return connection
         except psycopg_pool.PoolClosed as error:
             whose = "The saver's pool" if self._owned else "The pool that was given to the saver"
             raise ClosedError(f"{whose} cannot be used: {error}.") from error
         except psycopg.Error as error:  # PoolTimeout, TooManyRequests, failed connections
-            raise UnavailableError(f"No session could be had: {error}{self._last_failure()}") from error
-
-    def _last_failure(self) -> str:
-        failure = getattr(self._pool.connection_class, "last_failure", "")
-        return f" (last attempt to connect: {failure})" if failure else ""
+            if self.last_failure:
+                raise no_connection(self.last_failure, self.max_size) from error
+            raise UnavailableError(
+                f"No session could be had: {error} ({self.size} of {self.max_size} are open, {self.idle} idle).",
+                hint=BUSY_HINT,
+            ) from error
 
     @property
     def size(self) -> int:
@@ -339,11 +344,17 @@ class PsycopgPool:
         """See ``Pool.max_size``."""
         return self._pool.max_size
 
+    @property
+    def last_failure(self) -> str:
+        """See ``Pool.last_failure``."""
+        return getattr(self._pool.connection_class, "last_failure", "")
+
 
 class PsycopgConnectionAsPool:
     """A single connection of the user's as a ``Pool`` of one. It cannot heal itself."""
 
     size = max_size = 1
+    last_failure = ""
 
     def __init__(self, connection: AsyncConnection[Any], settings: Settings, counters: Counters) -> None:
         self._connection = connection
@@ -401,7 +412,7 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Psyco
     keywords: dict[str, Any] = {
         "autocommit": True,
         "prepare_threshold": 5 if settings.prepared_statements else None,
-        "application_name": settings.application_name,
+        "application_name": settings.session_name(),
         "client_encoding": "utf8",
         "connect_timeout": max(
             2, round(settings.connect_timeout_seconds)
@@ -432,20 +443,23 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Psyco
                 cls.last_failure = str(error).strip()
                 raise
             cls.last_failure = ""
-            counters.sessions_opened += 1
             return connection
+
+    async def configure(_: AsyncConnection[Any]) -> None:
+        counters.sessions_opened += 1
 
     pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
         conn_string,
         connection_class=Connection,
         kwargs=keywords,
+        configure=configure,
         min_size=settings.min_size,
         max_size=settings.max_size,
         max_idle=settings.max_idle_seconds,
         max_lifetime=settings.max_lifetime_seconds,
         timeout=settings.acquire_timeout_seconds,
         reconnect_timeout=settings.acquire_timeout_seconds,
-        name=settings.application_name,
+        name="pgcairn",
         open=False,
     )
     return PsycopgPool(pool, settings, counters, owned=True)

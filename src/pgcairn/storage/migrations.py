@@ -69,11 +69,13 @@ async def read_state(session: Session, statements: Statements) -> SchemaState:
     """Find out what is installed.
 
     Raises:
-        SchemaError: The schema holds the official saver's tables, or migrations that this version does not
+        SchemaError: The schema holds the official saver's tables, or others of the same names, or migrations that this version does not
             know and cannot work with, or one that was edited after it was applied.
     """
     schema = statements.schema
-    [(schema_exists, ours, official, encoding)] = await session.fetch(statements.installed_tables, (schema,))
+    [(schema_exists, ours, official, foreign, encoding)] = await session.fetch(
+        statements.installed_tables, (schema,)
+    )
     if encoding != "UTF8":
         raise SchemaError(
             f"The database's encoding is {encoding}; pgcairn needs UTF8.",
@@ -83,6 +85,11 @@ async def read_state(session: Session, statements: Statements) -> SchemaState:
         if official:
             raise SchemaError(
                 f"Schema {schema!r} holds the tables of langgraph-checkpoint-postgres.",
+                hint="Give pgcairn a schema of its own (Settings.schema).",
+            )
+        if foreign:
+            raise SchemaError(
+                f"Schema {schema!r} holds tables named like pgcairn's (checkpoints, channel_values, writes), but not its version.",
                 hint="Give pgcairn a schema of its own (Settings.schema).",
             )
         return SchemaState(bool(schema_exists), 0)
@@ -109,14 +116,21 @@ async def require_current(session: Session, statements: Statements) -> None:
     Raises:
         SchemaError: Naming the command that mends it.
     """
-    state = await read_state(session, statements)
+    problem = shortfall(await read_state(session, statements), statements)
+    if problem is not None:
+        raise problem
+
+
+def shortfall(state: SchemaState, statements: Statements) -> SchemaError | None:
+    """What ``setup`` would have to do first, as an error that names the command; ``None`` if nothing."""
     wanted = migrations()[-1].version
     if state.version == 0:
-        raise SchemaError(f"There is no pgcairn schema {statements.schema!r} in this database.")
+        return SchemaError(f"There is no pgcairn schema {statements.schema!r} in this database.")
     if state.version < wanted:
-        raise SchemaError(
+        return SchemaError(
             f"Schema {statements.schema!r} is at version {state.version}; this pgcairn needs {wanted}."
         )
+    return None
 
 
 async def migrate(
