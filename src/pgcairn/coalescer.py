@@ -449,6 +449,7 @@ class Coalescer:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + deadline_seconds
         rest: list[Item] = []
+        interrupted = 0
         # Room at the gate may start a lane that was not there when the closing began.
         while tasks := [lane.task for lane in self._lanes if lane.task is not None]:
             _, pending = await asyncio.wait(tasks, timeout=max(0.0, give_up_at - loop.time()))
@@ -456,6 +457,7 @@ class Coalescer:
                 continue
             rest += self._gate  # nobody is let in any more
             self._gate.clear()
+            interrupted += sum(len(lane.sending) for lane in self._lanes) + len(self._asides)
             pending |= self._asides
             for task in pending:
                 task.cancel()
@@ -470,6 +472,14 @@ class Coalescer:
             left = lane.queue.drain()
             self._release(left)
             rest += left
+        if rest or interrupted:
+            logger.error(
+                "closed after %.1f s although the database had not answered: %d calls were interrupted and may have been "
+                "committed, %d were not sent; their callers have errors",
+                deadline_seconds,
+                interrupted,
+                len(rest),
+            )
         self._fail(
             rest,
             ClosedError("The saver was closed before this could be sent; nothing was written."),

@@ -440,7 +440,9 @@ async def test_closing_flushes_what_is_queued(dsn: str, schema: str, driver: str
     assert count_rows(dsn, schema) == 101
 
 
-async def test_closing_gives_up_at_its_deadline(dsn: str, schema: str, driver: str) -> None:
+async def test_closing_gives_up_at_its_deadline(
+    dsn: str, schema: str, driver: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with writes_blocked_after_setup(dsn, schema):
         async with AsyncPostgresSaver.from_conn_string(
             dsn, schema=schema, driver=driver, close_timeout_seconds=0.05, lanes=1, max_batch_rows=5
@@ -454,6 +456,7 @@ async def test_closing_gives_up_at_its_deadline(dsn: str, schema: str, driver: s
         for number, result in enumerate(results):
             assert isinstance(result, OutcomeUnknown | ClosedError)
             assert result.thread_id == f"t{number}"
+    assert "5 calls were interrupted and may have been committed, 15 were not sent" in caplog.text
     assert count_rows(dsn, schema) == 0
 
 
