@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
@@ -136,13 +137,15 @@ class _ReadyPool:
     async def close(self) -> None:
         await self._pool.close()
 
-    def acquire(self) -> AbstractAsyncContextManager[Session]:
-        return self._pool.acquire() if self._engine.is_ready else self._acquire_first()
+    def acquire(self, patience_seconds: float = math.inf) -> AbstractAsyncContextManager[Session]:
+        if self._engine.is_ready:
+            return self._pool.acquire(patience_seconds)
+        return self._acquire_first(patience_seconds)
 
     @asynccontextmanager
-    async def _acquire_first(self) -> AsyncIterator[Session]:
+    async def _acquire_first(self, patience_seconds: float) -> AsyncIterator[Session]:
         await self._engine.ready()
-        async with self._pool.acquire() as session:
+        async with self._pool.acquire(patience_seconds) as session:
             yield session
 
     @property
@@ -198,7 +201,11 @@ class Engine:
 
     async def open(self) -> None:
         """``open_pool``, repeated until ``open_timeout_seconds``."""
-        await retried(self.open_pool, self.counters, self.settings.open_timeout_seconds)
+
+        async def attempt(_: float) -> None:
+            await self.open_pool()
+
+        await retried(attempt, self.counters, self.settings.open_timeout_seconds)
 
     async def open_pool(self) -> None:
         """Open the pool, without asking for a schema. Idempotent; concurrent callers share one attempt.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -31,6 +32,7 @@ from pgcairn.settings import Settings
 from pgcairn.storage.repository import Batch, BatchResult, Merge, Replaced, Repository
 from pgcairn.storage.rows import CheckpointRow, NeededValue, ValueRow, WriteRow
 from pgcairn.telemetry import Counters
+from tests.support.idle import IdleSession
 from tests.support.stepping import advance, run_stepping, settle
 
 _POISON = 666
@@ -103,10 +105,6 @@ _Any = _Put | _Writes | _Delete
 # --- the tables -----------------------------------------------------------------------------------
 
 
-class _Lent:
-    """What a fake pool lends; the fake repository does not look at it."""
-
-
 class _Pool:
     last_failure = ""
 
@@ -121,11 +119,11 @@ class _Pool:
         """Nothing to close."""
 
     @contextlib.asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Session]:
+    async def acquire(self, patience_seconds: float = math.inf) -> AsyncIterator[Session]:
         self.lent += 1
         assert self.lent <= self.max_size
         try:
-            yield cast("Session", _Lent())
+            yield cast("Session", IdleSession())
         finally:
             self.lent -= 1
 
@@ -187,7 +185,7 @@ class _Tables:
                     self.broken.append(f"{key} rests on nothing")
 
     async def insert_batch(self, session: Session, batch: Batch) -> BatchResult:
-        assert isinstance(session, _Lent)
+        assert isinstance(session, IdleSession)
         outcome = await self._before()
         if any(row[5] == _POISON for _, row in batch.checkpoints) or any(
             write[6] == "poison" for write in [*batch.writes_kept, *batch.writes_replaced]

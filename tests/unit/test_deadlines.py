@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,14 +19,15 @@ from pgcairn.errors import OutcomeUnknown, PgcairnError, UnavailableError
 from pgcairn.settings import Settings
 from pgcairn.storage.repository import Batch, BatchResult, Repository
 from pgcairn.telemetry import Counters
+from tests.support.idle import IdleSession
 
 
 class _Pool:
     max_size = 1
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Session]:
-        yield cast("Session", None)
+    async def acquire(self, patience_seconds: float = math.inf) -> AsyncIterator[Session]:
+        yield cast("Session", IdleSession())
 
 
 class _Repository:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,14 +18,15 @@ from pgcairn.reader import Key, Reader
 from pgcairn.settings import Settings
 from pgcairn.storage.repository import Repository, StoredTuple
 from pgcairn.telemetry import Counters
+from tests.support.idle import IdleSession
 
 
 class _Pool:
     max_size = 1
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Session]:
-        yield cast("Session", None)
+    async def acquire(self, patience_seconds: float = math.inf) -> AsyncIterator[Session]:
+        yield cast("Session", IdleSession())
 
 
 class _Repository:

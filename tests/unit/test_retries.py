@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from pgcairn.errors import (
     UnavailableError,
 )
 from pgcairn.telemetry import Counters
+from tests.support.idle import IdleSession
 
 
 class _Time:
@@ -53,15 +55,18 @@ class _Pool:
     def __init__(self) -> None:
         self.lent = 0
         self.refuses = 0
+        self.patience: list[float] = []
+        self.session = IdleSession()
 
     @contextlib.asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Session]:
+    async def acquire(self, patience_seconds: float = math.inf) -> AsyncIterator[Session]:
+        self.patience.append(patience_seconds)
         if self.refuses:
             self.refuses -= 1
             raise UnavailableError("no session")
         self.lent += 1
         try:
-            yield cast("Session", object())
+            yield cast("Session", self.session)
         finally:
             self.lent -= 1
 
@@ -106,6 +111,22 @@ async def test_pauses_grow_are_jittered_and_bounded(clock: _Time) -> None:
         assert ceiling / 2 <= wait <= ceiling
     assert max(clock.waits) <= 1.0
     assert clock.now == pytest.approx(1060.0)
+
+
+async def test_each_attempt_gets_what_is_left(clock: _Time) -> None:
+    pool = _Pool()
+    with pytest.raises(UnavailableError):
+        await _run(_Operation(UnavailableError("a"), for_ever=True), 5, Counters(), pool)
+    assert pool.patience == pool.session.limits
+    assert pool.patience[0] == 5
+    assert pool.patience == sorted(pool.patience, reverse=True)
+    assert pool.patience[-1] == 1, "the last one is not in vain"
+
+
+async def test_a_single_attempt_gets_all_the_time(clock: _Time) -> None:
+    pool = _Pool()
+    await _run(_Operation(), 0, Counters(), pool)
+    assert pool.patience == pool.session.limits == [math.inf]
 
 
 async def test_no_deadline_is_one_attempt(clock: _Time) -> None:

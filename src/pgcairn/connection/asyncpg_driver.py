@@ -71,7 +71,11 @@ def _translate(error: Exception) -> PgcairnError | None:
         return RejectedError(f"asyncpg: {error}", sqlstate="22000")
     elif not isinstance(error, _LOST):
         return None
-    reason = str(error) or ("no answer" if isinstance(error, asyncio.TimeoutError) else type(error).__name__)
+    reason = str(error) or (
+        "no answer in time" if isinstance(error, asyncio.TimeoutError) else type(error).__name__
+    )
+    if isinstance(error, asyncpg.InternalClientError):
+        reason = f"the server ended the session ({reason})"
     return OutcomeUnknown(f"The connection to PostgreSQL was lost: {reason}")
 
 
@@ -95,23 +99,27 @@ def _is_closed(connection: Any) -> bool:
 class AsyncpgSession:
     """One asyncpg connection, seen through the seam."""
 
-    __slots__ = ("_connection", "_counters", "_timeout_seconds", "lost")
+    __slots__ = ("_connection", "_counters", "_limit_seconds", "_timeout_seconds", "lost")
 
     def __init__(self, connection: Any, settings: Settings, counters: Counters) -> None:
         self._connection = connection
         self._counters = counters
-        self._timeout_seconds = settings.statement_timeout_seconds
+        self._timeout_seconds = self._limit_seconds = settings.statement_timeout_seconds
         self.lost = False
+
+    def limit(self, seconds: float) -> None:
+        """See ``Session.limit``."""
+        self._limit_seconds = min(self._timeout_seconds, seconds)
 
     async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
         """See ``Session.fetch``."""
-        timeout = self._timeout_seconds * query.patience
+        timeout = self._limit_seconds * query.patience
         rows: Sequence[Row] = await self._ask("fetch", query.text, *params, timeout=timeout)
         return rows
 
     async def execute(self, query: Query, params: Sequence[object]) -> int:
         """See ``Session.execute``."""
-        timeout = self._timeout_seconds * query.patience
+        timeout = self._limit_seconds * query.patience
         status: str = await self._ask("execute", query.text, *params, timeout=timeout)
         return int(status.rpartition(" ")[2])  # INSERT 0 1, UPDATE 1
 
@@ -147,7 +155,7 @@ class AsyncpgSession:
         try:
             begins = read_committed and not self._connection.is_in_transaction()
             block = self._connection.transaction(isolation="read_committed" if begins else None)
-            async with TimeLimit(self._timeout_seconds):
+            async with TimeLimit(self._limit_seconds):
                 await block.start()
             try:
                 yield
@@ -155,10 +163,10 @@ class AsyncpgSession:
                 if self.lost:
                     self._connection.terminate()  # which ends the transaction; there is no answer to wait for
                 else:
-                    async with TimeLimit(self._timeout_seconds):
+                    async with TimeLimit(self._limit_seconds):
                         await block.rollback()
                 raise
-            async with TimeLimit(self._timeout_seconds):
+            async with TimeLimit(self._limit_seconds):
                 await block.commit()
         except PgcairnError:
             raise
@@ -249,10 +257,10 @@ class AsyncpgPool:
             self._pool.terminate()
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Session]:
+    async def acquire(self, patience_seconds: float = math.inf) -> AsyncIterator[Session]:
         """See ``Pool.acquire``."""
         while True:
-            connection = await self._take()
+            connection = await self._take(patience_seconds)
             session = AsyncpgSession(connection, self._settings, self._counters)
             ages = _ages.get(_of(connection))
             try:
@@ -275,15 +283,16 @@ class AsyncpgPool:
         finally:
             await self._give_back(connection, session)
 
-    async def _take(self) -> Any:
+    async def _take(self, patience_seconds: float) -> Any:
         asked_at = time.monotonic()
+        timeout = min(self._settings.acquire_timeout_seconds, patience_seconds)
         try:
-            connection = await self._pool.acquire(timeout=self._settings.acquire_timeout_seconds)
+            connection = await self._pool.acquire(timeout=timeout)
             self._counters.session_wait.observe(time.monotonic() - asked_at)
             return connection
         except asyncio.TimeoutError as error:
             raise UnavailableError(
-                f"No session could be had within {self._settings.acquire_timeout_seconds:g} s "
+                f"No session could be had within {timeout:g} s "
                 f"({self.size} of {self.max_size} are open, {self.idle} idle).",
                 hint=BUSY_HINT,
             ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -92,6 +93,10 @@ class TimeLimit:
 class Session(Protocol):
     """One database session, held by one task at a time."""
 
+    def limit(self, seconds: float) -> None:
+        """Give no statement longer than this from now on, times its patience; ``statement_timeout_seconds`` holds as well."""
+        ...
+
     async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
         """Run one statement in one round trip and return its rows.
 
@@ -136,8 +141,11 @@ class Pool(Protocol):
         """Close what pgcairn owns. May be called twice; a pool lent by the user stays open."""
         ...
 
-    def acquire(self) -> AbstractAsyncContextManager[Session]:
+    def acquire(self, patience_seconds: float = math.inf) -> AbstractAsyncContextManager[Session]:
         """Lend a session for the time of an ``async with`` block.
+
+        Args:
+            patience_seconds: How long to wait for one; never longer than ``acquire_timeout_seconds``.
 
         Raises:
             UnavailableError: No session could be had in time.
@@ -169,7 +177,7 @@ class Pool(Protocol):
 class Lender(Protocol):
     """Whatever lends a session for the time of an ``async with`` block: a pool, or a ``HeldSession``."""
 
-    def acquire(self) -> AbstractAsyncContextManager[Session]:
+    def acquire(self, patience_seconds: float = math.inf) -> AbstractAsyncContextManager[Session]:
         """See ``Pool.acquire``."""
         ...
 
@@ -181,21 +189,23 @@ class HeldSession:
         pool: Where it comes from and goes back to.
     """
 
-    __slots__ = ("_loan", "_pool", "_session", "_since")
+    __slots__ = ("_loan", "_patience_seconds", "_pool", "_session", "_since")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._patience_seconds = math.inf
         self._loan: AbstractAsyncContextManager[Session] | None = None
         self._session: Session | None = None
         self._since = 0.0
 
-    def acquire(self) -> AbstractAsyncContextManager[Session]:
+    def acquire(self, patience_seconds: float = math.inf) -> AbstractAsyncContextManager[Session]:
         """See ``Pool.acquire``; the session stays when the block ends well."""
+        self._patience_seconds = patience_seconds
         return self
 
     async def __aenter__(self) -> Session:
         if self._session is None:
-            loan = self._pool.acquire()
+            loan = self._pool.acquire(self._patience_seconds)
             self._session = await loan.__aenter__()
             self._loan = loan
             self._since = time.monotonic()
@@ -266,6 +276,15 @@ _TOO_MANY_TEXTS = (
     "no more connections",
 )
 
+# Invalid authorization, invalid catalog name.
+_NOT_LET_IN = ("28", "3D")
+_NOT_LET_IN_TEXTS = (
+    "authentication failed",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "no password supplied",
+)
+
 
 def no_connection(reason: str, max_size: int | None, sqlstate: str | None = None) -> UnavailableError:
     """The error for a session that could not be opened.
@@ -275,12 +294,22 @@ def no_connection(reason: str, max_size: int | None, sqlstate: str | None = None
         max_size: ``max_size`` of the pool, if it is pgcairn's own.
         sqlstate: PostgreSQL's code, if the driver knows it.
     """
-    text = f"No connection to PostgreSQL: {reason.strip()}"
+    text = f"No connection to PostgreSQL: {one_line(reason)}"
     if sqlstate is not None:
         text += f" [{sqlstate}]"
     if sqlstate == _TOO_MANY or any(words in reason for words in _TOO_MANY_TEXTS):
         return UnavailableError(text, hint=_too_many(max_size))
+    if (sqlstate or "").startswith(_NOT_LET_IN) or any(words in reason for words in _NOT_LET_IN_TEXTS):
+        return UnavailableError(
+            text,
+            hint="The server answers but lets nobody in like this: check user, password and database name.",
+        )
     return UnavailableError(text)
+
+
+def one_line(message: str) -> str:
+    """A message without line breaks, for logs."""
+    return " ".join(message.split())
 
 
 def _too_many(max_size: int | None) -> str:
@@ -294,7 +323,7 @@ def _too_many(max_size: int | None) -> str:
 
 def error_for(sqlstate: str, message: str) -> PgcairnError:
     """Translate PostgreSQL's error code into pgcairn's vocabulary."""
-    text = f"PostgreSQL: {message.strip()} [{sqlstate}]"
+    text = f"PostgreSQL: {one_line(message)} [{sqlstate}]"
     if sqlstate in _TRANSIENT or sqlstate.startswith(_TRANSIENT_CLASSES):
         return UnavailableError(text, hint=_too_many(None) if sqlstate == _TOO_MANY else None)
     if sqlstate in _SCHEMA:
@@ -350,6 +379,8 @@ def by_deadline(calls: Sequence[D]) -> tuple[list[D], list[D]]:
 # Guess: the first pause is shorter than a PostgreSQL restart, the longest does not delay recovery noticeably.
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
+# What the last attempt gets, however late it starts (guess).
+_LEAST_ATTEMPT_SECONDS = 1.0
 
 
 async def run_retried(
@@ -368,14 +399,15 @@ async def run_retried(
             transaction.
     """
 
-    async def attempt() -> T:
-        async with pool.acquire() as session:
+    async def attempt(seconds_left: float) -> T:
+        async with pool.acquire(seconds_left) as session:
+            session.limit(seconds_left)
             return await operation(session)
 
     return await retried(attempt, counters, deadline_seconds)
 
 
-async def retried(attempt: Callable[[], Awaitable[T]], counters: Counters, deadline_seconds: float) -> T:
+async def retried(attempt: Callable[[float], Awaitable[T]], counters: Counters, deadline_seconds: float) -> T:
     """Do something; repeat it with jittered exponential backoff until the deadline.
 
     ``UnavailableError`` and ``OutcomeUnknown`` are repeated, everything else is raised at once. After an
@@ -384,9 +416,10 @@ async def retried(attempt: Callable[[], Awaitable[T]], counters: Counters, deadl
     not refused when it is repeated.
 
     Args:
-        attempt: What to do; it must be something that can be repeated.
+        attempt: What to do; it must be something that can be repeated. It gets the seconds that it may take: what is left
+            until the deadline, and one second at least.
         counters: ``retries`` and ``sessions_lost`` are counted.
-        deadline_seconds: Seconds from now after which no new attempt starts. 0 means one attempt.
+        deadline_seconds: Seconds from now after which no new attempt starts. 0 means one attempt, however long it takes.
     """
     started_at = time.monotonic()
     give_up_at = started_at + deadline_seconds
@@ -395,7 +428,8 @@ async def retried(attempt: Callable[[], Awaitable[T]], counters: Counters, deadl
     failures = 0
     while True:
         try:
-            result = await attempt()
+            seconds_left = max(give_up_at - time.monotonic(), _LEAST_ATTEMPT_SECONDS)
+            result = await attempt(seconds_left if deadline_seconds else math.inf)
             if failures:
                 seconds = time.monotonic() - started_at
                 logger.warning("database call succeeded after %d failures in %.2f s", failures, seconds)

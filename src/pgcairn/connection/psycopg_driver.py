@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 import struct
 import time
 import weakref
@@ -36,6 +37,7 @@ from pgcairn.connection.pool import (
     TimeLimit,
     error_for,
     no_connection,
+    one_line,
     session_is_lost,
 )
 from pgcairn.connection.psycopg_wire import NoAnswer, Wire, encode, rows_of
@@ -54,6 +56,10 @@ logger = logging.getLogger("pgcairn")
 # How long a server may take to accept that a statement is cancelled (guess).
 _CANCEL_SECONDS = 1.0
 
+# An attempt to connect is repeated once after this time and then begun anew, as long as there is need (see ``refill``). psycopg's
+# own pauses double, so that a server that was away for 20 s would be missed for up to 16 s more.
+_RECONNECT_SECONDS = 0.5
+
 # What is known about each connection lives as long as the connection, which it must not refer to.
 _wires: weakref.WeakKeyDictionary[AsyncConnection[Any], Wire] = weakref.WeakKeyDictionary()
 
@@ -67,7 +73,7 @@ def _translate(error: psycopg.Error, *, sent: bool) -> PgcairnError:
         return error_for(error.sqlstate, error.diag.message_primary or str(error))
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         kind = OutcomeUnknown if sent else UnavailableError
-        return kind(f"The connection to PostgreSQL was lost: {str(error).strip()}")
+        return kind(f"The connection to PostgreSQL was lost: {one_line(str(error))}")
     return RejectedError(f"psycopg: {error}", sqlstate=error.sqlstate)
 
 
@@ -78,6 +84,7 @@ class PsycopgSession:
         "_connection",
         "_counters",
         "_exclusive",
+        "_limit_seconds",
         "_prepare",
         "_timeout_seconds",
         "_wire",
@@ -93,9 +100,13 @@ class PsycopgSession:
         self._wire = _wires.get(connection)
         self._counters = counters
         self._prepare = settings.prepared_statements
-        self._timeout_seconds = settings.statement_timeout_seconds
+        self._timeout_seconds = self._limit_seconds = settings.statement_timeout_seconds
         self.lost = False
         self.is_unanswered = False
+
+    def limit(self, seconds: float) -> None:
+        """See ``Session.limit``."""
+        self._limit_seconds = min(self._timeout_seconds, seconds)
 
     async def fetch(self, query: Query, params: Sequence[object]) -> Sequence[Row]:
         """See ``Session.fetch``."""
@@ -110,7 +121,7 @@ class PsycopgSession:
             encoded = encode(query, params)
         except (UnicodeEncodeError, struct.error, TypeError) as error:
             raise RejectedError(f"A parameter of {query.name} cannot be encoded: {error}") from error
-        return await self._exchange(query, encoded, self._timeout_seconds * query.patience)
+        return await self._exchange(query, encoded, self._limit_seconds * query.patience)
 
     async def _exchange(self, query: Query, encoded: list[bytes | None], timeout_seconds: float) -> PGresult:
         self._counters.statements += 1
@@ -189,7 +200,7 @@ class PsycopgSession:
     async def _limited(self, exchange: Awaitable[object]) -> None:
         """Let psycopg do what takes a round trip, for as long as a statement may take."""
         try:
-            async with TimeLimit(self._timeout_seconds):
+            async with TimeLimit(self._limit_seconds):
                 await exchange
         except psycopg.Error as error:
             raise self._failed(error) from error
@@ -229,16 +240,17 @@ async def _leave_autocommit(connection: AsyncConnection[Any]) -> None:
 class _Loan:
     """A session for the time of an ``async with`` block. A class, because a generator costs twice as much."""
 
-    __slots__ = ("_connection", "_flipped", "_pool", "_session")
+    __slots__ = ("_connection", "_flipped", "_patience_seconds", "_pool", "_session")
 
-    def __init__(self, pool: PsycopgPool) -> None:
+    def __init__(self, pool: PsycopgPool, patience_seconds: float) -> None:
         self._pool = pool
+        self._patience_seconds = patience_seconds
 
     async def __aenter__(self) -> Session:
         pool = self._pool
         settings = pool._settings
         while True:
-            self._connection = await pool._take()
+            self._connection = await pool._take(self._patience_seconds)
             self._flipped = False
             session = self._session = PsycopgSession(
                 self._connection, settings, pool._counters, exclusive=True
@@ -288,6 +300,7 @@ class PsycopgPool:
         self._settings = settings
         self._counters = counters
         self._owned = owned
+        self._refilling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """See ``Pool.open``."""
@@ -303,18 +316,38 @@ class PsycopgPool:
 
     async def close(self) -> None:
         """See ``Pool.close``."""
-        if self._owned:
-            await self._pool.close(timeout=self._settings.close_timeout_seconds)
+        if not self._owned:
+            return
+        if self._refilling is not None:
+            self._refilling.cancel()
+            await asyncio.wait([self._refilling])
+        await self._pool.close(timeout=self._settings.close_timeout_seconds)
 
-    def acquire(self) -> AbstractAsyncContextManager[Session]:
-        """See ``Pool.acquire``."""
-        return _Loan(self)
+    def refill(self) -> None:
+        """Have the pool connect again and again until it has a session: by itself it pauses longer and longer, and gives up."""
+        if self._refilling is None or self._refilling.done():
+            loop = asyncio.get_running_loop()
+            self._refilling = loop.create_task(self._refill(), name="pgcairn-refill")
 
-    async def _take(self) -> AsyncConnection[Any]:
+    async def _refill(self) -> None:
+        while self.last_failure or self.size < self._pool.min_size:
+            try:
+                # Asking makes it try; a session that comes goes to who has waited longest.
+                connection = await self._pool.getconn(_RECONNECT_SECONDS)
+            except psycopg_pool.PoolClosed:
+                return
+            except psycopg.Error:
+                continue
+            await self._pool.putconn(connection)
+
+    def acquire(self, patience_seconds: float = math.inf) -> AbstractAsyncContextManager[Session]:
+        """See ``Pool.acquire``; a user's pool keeps its own timeout."""
+        return _Loan(self, patience_seconds)
+
+    async def _take(self, patience_seconds: float) -> AsyncConnection[Any]:
         asked_at = time.monotonic()
         try:
-            # A user's pool keeps its own timeout.
-            timeout = self._settings.acquire_timeout_seconds if self._owned else None
+            timeout = min(self._pool.timeout, patience_seconds)
             connection: AsyncConnection[Any] = await self._pool.getconn(timeout)
             self._counters.session_wait.observe(time.monotonic() - asked_at)
             return connection
@@ -369,8 +402,8 @@ class PsycopgConnectionAsPool:
         """See ``Pool.close``."""
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Session]:
-        """See ``Pool.acquire``. Callers take turns: there is one session, and it stays the user's."""
+    async def acquire(self, patience_seconds: float = math.inf) -> AsyncIterator[Session]:
+        """See ``Pool.acquire``. Callers take turns, without a limit: there is one session, and it stays the user's."""
         if self._turn is None:
             self._turn = asyncio.Lock()
         async with self._turn:
@@ -440,7 +473,7 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Psyco
             try:
                 connection = await super().connect(conninfo, **kwargs)
             except psycopg.Error as error:
-                cls.last_failure = str(error).strip()
+                cls.last_failure = one_line(str(error))
                 raise
             cls.last_failure = ""
             return connection
@@ -448,6 +481,7 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Psyco
     async def configure(_: AsyncConnection[Any]) -> None:
         counters.sessions_opened += 1
 
+    made: list[PsycopgPool] = []
     pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
         conn_string,
         connection_class=Connection,
@@ -458,8 +492,10 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Psyco
         max_idle=settings.max_idle_seconds,
         max_lifetime=settings.max_lifetime_seconds,
         timeout=settings.acquire_timeout_seconds,
-        reconnect_timeout=settings.acquire_timeout_seconds,
+        reconnect_timeout=_RECONNECT_SECONDS,
+        reconnect_failed=lambda _: made[0].refill(),
         name="pgcairn",
         open=False,
     )
-    return PsycopgPool(pool, settings, counters, owned=True)
+    made.append(PsycopgPool(pool, settings, counters, owned=True))
+    return made[0]
