@@ -248,6 +248,14 @@ class Queue:
         self._items.remove(item)
         return True
 
+    def remove_older(self, than: float) -> list[Item]:
+        """Remove and return what was submitted before a time, but for asides, which count their time from their turn."""
+        older = [item for item in self._items if item.submitted_at < than and not isinstance(item, AsideItem)]
+        if older:
+            gone = set(map(id, older))
+            self._items = deque(item for item in self._items if id(item) not in gone)
+        return older
+
     def threads(self) -> set[str]:
         """The threads that something waits for."""
         return {item.thread_id for item in self._items}
@@ -698,6 +706,8 @@ class Coalescer:
             # Each has a deadline of its own; those that have time left are tried again.
             late, rest = by_deadline(items)
             self._fail(late, error)
+            if late:
+                self._give_up_on_queued(lane, error)
             if isinstance(error, OutcomeUnknown):
                 for item in rest:
                     item.unknown = error
@@ -714,6 +724,17 @@ class Coalescer:
                     if not item.answer.done():
                         item.answer.set_result(None)
             await self._send(lane, again)
+
+    def _give_up_on_queued(self, lane: _Lane, error: PgcairnError) -> None:
+        """Fail what has waited in a lane for longer than it may, after an attempt of that length for others was in vain.
+
+        Otherwise every batch of a long queue would be tried for a while of its own.
+        """
+        late = lane.queue.remove_older(time.monotonic() - self._settings.retry_deadline_seconds)
+        failure = UnavailableError(f"Nothing of this call was sent. Calls before it failed: {error.message}")
+        failure.__cause__ = error
+        self._fail(late, failure)
+        self._release(late)
 
     async def _delete(self, lane: _Lane, items: list[Item]) -> None:
         thread_ids = sorted({item.thread_id for item in items})

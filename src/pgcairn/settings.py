@@ -77,7 +77,7 @@ class Settings:
     server-side memory growth and follows DNS after a failover. Default 1800."""
 
     acquire_timeout_seconds: float = 30.0
-    """How long a call waits for a free session before ``UnavailableError``. Default 30."""
+    """How long a call waits for a free session before ``UnavailableError``, within its retry deadline. Default 30."""
 
     open_timeout_seconds: float = 0.0
     """How long opening waits for a database that cannot be reached: ``from_conn_string``, ``open`` and ``setup``.
@@ -131,7 +131,8 @@ class Settings:
 
     retry_deadline_seconds: float = 30.0
     """How long one call is retried over lost connections, restarts, failovers, deadlocks and serialization
-    failures, counted from its first attempt. 0: never retry. Default 30."""
+    failures, counted from the call. No call takes longer than that by more than about a second, but for
+    those that a full backlog holds up, and for whole threads. 0: never retry. Default 30."""
 
     close_timeout_seconds: float = 30.0
     """How long ``aclose()`` flushes what is queued before it fails the rest. Default 30."""

@@ -83,6 +83,38 @@ async def test_what_may_have_been_written_is_never_said_not_to_be(monkeypatch: p
     assert type(item.answer.exception()) is OutcomeUnknown
 
 
+async def test_who_waited_behind_calls_that_failed_for_as_long_as_it_may_fails_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors: list[PgcairnError] = [OutcomeUnknown("away")]
+
+    async def failing(
+        pool: Lender, counters: Counters, seconds: float, operation: Callable[[Session], Awaitable[Any]]
+    ) -> Any:
+        if not errors:
+            return await run_retried(pool, counters, seconds, operation)
+        for item in queued[1:3]:
+            item.submitted_at -= 1000  # time passes
+        raise errors.pop(0)
+
+    monkeypatch.setattr(module, "run_retried", failing)
+    monkeypatch.setattr(module, "give_up_at", lambda *_: time.monotonic())
+    coalescer = Coalescer(
+        cast("Pool", _Pool()),
+        cast("Repository", _Repository()),
+        Settings(max_batch_rows=1),
+        counters := Counters(),
+    )
+    queued = [_item(each) for each in ("first", "b", "c", "young")]
+    answers = [coalescer.submit(item) for item in queued]
+    found = await asyncio.gather(*answers, return_exceptions=True)
+    assert [type(each) for each in found] == [OutcomeUnknown, UnavailableError, UnavailableError, type(None)]
+    assert "Nothing of this call was sent" in str(found[1])
+    assert "'c'" in str(found[2])
+    await coalescer.close(1)
+    assert counters.backlog_rows == 0
+
+
 def test_a_call_whose_turn_comes_late_is_still_tried_for_a_while() -> None:
     now = time.monotonic()
     assert give_up_at(now, 30) == now + 30
