@@ -8,7 +8,7 @@ CANDIDATES := $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10 pyth
 USABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench faults clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ format: $(STAMP) ## Format the code and fix what can be fixed by itself
 
 bench: $(STAMP) ## Run the benchmarks
 	$(BIN)/python -m bench $(ARGS)
+
+faults: $(STAMP) ## Make every fault for a minute while 24 tasks work, and show what happened
+	$(BIN)/python -m tests.faults $(ARGS)
 
 clean: ## Remove .venv and all caches
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

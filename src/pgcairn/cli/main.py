@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from pgcairn.cli import demo, doctor, schema, server
+from pgcairn.cli import bench, demo, doctor, schema, server, tune
 from pgcairn.errors import PgcairnError
 
 
@@ -23,7 +23,7 @@ class CommandModule(Protocol):
         """Add the module's commands."""
 
 
-COMMANDS: tuple[CommandModule, ...] = (schema, server, doctor, demo)
+COMMANDS: tuple[CommandModule, ...] = (schema, server, doctor, bench, tune, demo)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -97,6 +97,7 @@ class Statements:
         self.try_setup_lock = self._single("try_setup_lock")
         self.schema_bytes = self._single("schema_bytes")
         self.count_sessions = self._single("count_sessions")
+        self.server_limits = self._single("server_limits")
         self.select_places = self._whole("select_places")
         self.select_roots = self._whole("select_roots")
         self.select_needed = self._whole("select_needed")
