@@ -637,7 +637,9 @@ class Coalescer:
                 item.answer.set_result(None)
 
     async def _run_beside(self, operation: Callable[[Session], Awaitable[T]], /) -> T:
-        return await run_retried(self._pool, self._counters, self._settings.retry_deadline_seconds, operation)
+        return await run_retried(
+            self._pool, self._counters, self._settings.retry_deadline_seconds, operation, writes=True
+        )
 
     async def _wait(self, lane: _Lane) -> None:
         """Wait until there may be something to take. Gives the lane's session back if that takes a while."""
@@ -789,7 +791,10 @@ class Coalescer:
         self, lane: _Lane, items: Sequence[Item], operation: Callable[[Session], Awaitable[T]]
     ) -> T:
         seconds_left = min(item.give_up_at for item in items) - time.monotonic()
-        return await run_retried(lane.session, self._counters, seconds_left, operation)
+        unknown = next((item.unknown for item in items if item.unknown is not None), None)
+        return await run_retried(
+            lane.session, self._counters, seconds_left, operation, writes=True, unknown=unknown
+        )
 
     def _fail(self, items: Iterable[Item], error: PgcairnError) -> None:
         for item in items:

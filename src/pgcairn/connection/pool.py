@@ -55,6 +55,13 @@ PING = Query("ping", "/* pgcairn:ping */ SELECT 1", ())
 PING_SECONDS = 2.0
 
 
+CONFIRM = Query(
+    "confirm", "/* pgcairn:confirm */ SELECT pg_logical_emit_message(true, 'pgcairn'::text, ''::text)", ()
+)
+"""Writes a record of a few bytes that nobody reads to the WAL, and commits it: where standbys are synchronous, it returns
+once they have everything that was committed before."""
+
+
 class TimeLimit:
     """An ``async with`` block that may take so long and no longer; then it is cancelled and raises ``TimeoutError``.
 
@@ -240,6 +247,38 @@ _SESSION_IS_LOST = frozenset({"25006", "25P03", "57P01", "57P02", "57P03", "57P0
 # The data of one row is at fault: data exception, integrity constraint, cardinality, program limit, RAISE.
 _DATA_CLASSES = ("21", "22", "23", "54", "P0")
 _SCHEMA = frozenset({"42P01", "42703", "3F000", "42704"})
+# What to do, where the code says more than the class of the error does.
+_HINTS = {
+    "25006": (
+        "Nothing was written. Name all hosts in the connection string, with target_session_attrs=read-write, so that "
+        "new sessions find the primary; or end default_transaction_read_only on the server, the database or the role."
+    ),
+    "42501": (
+        "Nothing of this call was written. Grant the role what it lacks: USAGE on the schema, and SELECT, INSERT, UPDATE "
+        "and DELETE on its tables; setup() must run as their owner."
+    ),
+    "53100": (
+        "Nothing of this call was written. The server's disk is full: free space or enlarge it, then repeat the call; "
+        "reads go on meanwhile, and nothing has to be restarted."
+    ),
+    "53200": (
+        "Nothing of this call was written. The server is out of memory: lower work_mem, max_connections or the pools' "
+        "max_size, or lower max_batch_bytes; then repeat the call."
+    ),
+    "53300": (
+        "The sum of all pools' max_size over all processes exceeds max_connections of the server: "
+        "lower max_size, use a pooler, or raise max_connections."
+    ),
+    "55P03": (
+        "Nothing was written: somebody else held the lock for longer than lock_timeout of the server, the database or "
+        "the role. See pg_blocking_pids() for who; then retry the call."
+    ),
+    "57014": (
+        "Nothing of this call was written. PostgreSQL ended the statement: statement_timeout of the server, the database "
+        "or the role is shorter than it took, or an administrator cancelled it. Raise that timeout for this role, or "
+        "lower max_batch_rows and max_batch_bytes; then repeat the call."
+    ),
+}
 
 
 def session_is_lost(sqlstate: str | None) -> bool:
@@ -250,13 +289,8 @@ def session_is_lost(sqlstate: str | None) -> bool:
 def error_for(sqlstate: str, message: str) -> PgcairnError:
     """Translate PostgreSQL's error code into pgcairn's vocabulary."""
     text = f"PostgreSQL: {message.strip()} [{sqlstate}]"
+    hint = _HINTS.get(sqlstate)
     if sqlstate in _TRANSIENT or sqlstate.startswith(_TRANSIENT_CLASSES):
-        hint = None
-        if sqlstate == "53300":
-            hint = (
-                "The sum of all pools' max_size over all processes exceeds max_connections of the server: "
-                "lower max_size, use a pooler, or raise max_connections."
-            )
         return UnavailableError(text, hint=hint)
     if sqlstate in _SCHEMA:
         return SchemaError(
@@ -264,7 +298,7 @@ def error_for(sqlstate: str, message: str) -> PgcairnError:
         )
     if sqlstate.startswith(_DATA_CLASSES):
         return RejectedError(text, sqlstate=sqlstate)
-    return DatabaseError(text, sqlstate=sqlstate)
+    return DatabaseError(text, sqlstate=sqlstate, hint=hint)
 
 
 # --- repeating what may be repeated ---------------------------------------------------------------
@@ -318,6 +352,9 @@ async def run_retried(
     counters: Counters,
     deadline_seconds: float,
     operation: Callable[[Session], Awaitable[T]],
+    *,
+    writes: bool = False,
+    unknown: OutcomeUnknown | None = None,
 ) -> T:
     """Run an operation on a session; repeat it with jittered exponential backoff until the deadline.
 
@@ -332,14 +369,20 @@ async def run_retried(
         counters: ``retries`` and ``sessions_lost`` are counted.
         deadline_seconds: Seconds from now after which no new attempt starts. 0 means one attempt.
         operation: Gets the session.
+        writes: Whether it writes. A commit that no longer waits for a synchronous standby, because it was cancelled, is
+            there for whoever repeats it: the repeat has nothing to write, so PostgreSQL does not wait either. So what
+            succeeds after an unknown outcome is confirmed (``CONFIRM``) before this returns.
+        unknown: The unknown outcome of an earlier attempt.
     """
     give_up_at = time.monotonic() + deadline_seconds
     pause = _FIRST_PAUSE_SECONDS
-    unknown: OutcomeUnknown | None = None
     while True:
         try:
             async with pool.acquire() as session:
-                return await operation(session)
+                result = await operation(session)
+                if writes and unknown is not None:
+                    await session.fetch(CONFIRM, ())
+                return result
         except RejectedError:
             raise
         except PgcairnError as error:
