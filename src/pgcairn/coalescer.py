@@ -321,6 +321,12 @@ def _checkpoint_key(entry: tuple[int, CheckpointRow]) -> tuple[str, str, str]:
 # --- the shell ------------------------------------------------------------------------------------
 
 
+def _is_away(error: PgcairnError) -> bool:
+    """Whether the last attempt failed because there was no server to be had, and not for a lock, say."""
+    last = error.__cause__ if isinstance(error, OutcomeUnknown) else error
+    return isinstance(last, UnavailableError) and last.sqlstate is None
+
+
 async def _nothing(_: Runner) -> None:
     """What an aside does that only marks a place."""
 
@@ -659,7 +665,9 @@ class Coalescer:
                 item.answer.set_result(None)
 
     async def _run_beside(self, operation: Callable[[Session], Awaitable[T]], /) -> T:
-        return await run_retried(self._pool, self._counters, self._settings.retry_deadline_seconds, operation)
+        return await run_retried(
+            self._pool, self._counters, self._settings.retry_deadline_seconds, operation, writes=True
+        )
 
     async def _wait(self, lane: _Lane) -> bool:
         """Wait until there may be something to take; say false, and give the lane's session back, if that takes a while."""
@@ -706,7 +714,7 @@ class Coalescer:
             # Each has a deadline of its own; those that have time left are tried again.
             late, rest = by_deadline(items)
             self._fail(late, error)
-            if late:
+            if late and _is_away(error):
                 self._give_up_on_queued(lane, error)
             if isinstance(error, OutcomeUnknown):
                 for item in rest:
@@ -726,7 +734,7 @@ class Coalescer:
             await self._send(lane, again)
 
     def _give_up_on_queued(self, lane: _Lane, error: PgcairnError) -> None:
-        """Fail what has waited in a lane for longer than it may, after an attempt of that length for others was in vain.
+        """Fail what has waited in a lane for longer than it may, when there was no server for the calls before it either.
 
         Otherwise every batch of a long queue would be tried for a while of its own.
         """
@@ -824,7 +832,10 @@ class Coalescer:
         self, lane: _Lane, items: Sequence[Item], operation: Callable[[Session], Awaitable[T]]
     ) -> T:
         seconds_left = min(item.give_up_at for item in items) - time.monotonic()
-        return await run_retried(lane.session, self._counters, seconds_left, operation)
+        unknown = next((item.unknown for item in items if item.unknown is not None), None)
+        return await run_retried(
+            lane.session, self._counters, seconds_left, operation, writes=True, unknown=unknown
+        )
 
     def _fail(self, items: Iterable[Item], error: PgcairnError) -> None:
         for item in items:

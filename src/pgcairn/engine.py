@@ -202,7 +202,7 @@ class Engine:
     async def open(self) -> None:
         """``open_pool``, repeated until ``open_timeout_seconds``."""
 
-        async def attempt(_: float) -> None:
+        async def attempt(_seconds_left: float, _is_repeated: bool) -> None:
             await self.open_pool()
 
         await retried(attempt, self.counters, self.settings.open_timeout_seconds)

@@ -222,10 +222,26 @@ class RejectedError(DatabaseError):
 
 
 class UnavailableError(PgcairnError):
-    """The database could not be reached; nothing was written."""
+    """The database could not be reached; nothing was written.
+
+    Attributes:
+        sqlstate: PostgreSQL's code, if it did answer: that it is read-only or shutting down, that a lock was not to be had.
+    """
 
     retryable = True
     default_hint = "Retry the call once the database answers again."
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        sqlstate: str | None = None,
+        hint: str | None = None,
+        thread_id: str | None = None,
+        checkpoint_id: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, thread_id=thread_id, checkpoint_id=checkpoint_id)
+        self.sqlstate = sqlstate
 
 
 class BacklogFull(UnavailableError):

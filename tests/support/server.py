@@ -331,6 +331,16 @@ class ServerFolder:
         self.programs.run(shutil.which("cp") or "/bin/cp", "-a", str(self.template()), str(target))
         return target
 
+    def new_standby_directory(self, dsn: str) -> Path:
+        """A base backup of a running server, which will follow it by a slot of its own."""
+        target = self.path / f"data{next(self._numbers)}"
+        self.programs.run(
+            "pg_basebackup",
+            *("-D", str(target), "-d", dsn, "-X", "stream", "-C", "-S", target.name, "-R"),
+            *("-c", "fast", "--no-sync"),
+        )
+        return target
+
     def remove(self) -> None:
         """Delete everything. The servers must have stopped."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -395,12 +405,17 @@ _READY = "database system is ready to accept"
 class PostgresServer(Server):
     """A server that the tests own: start, stop, kill, restart, configure.
 
-    Listens on 127.0.0.1 and on a unix socket; the port stays the same over restarts.
+    Listens on 127.0.0.1 and on a unix socket; the port stays the same over restarts. With ``copy_of``, the DSN
+    of a running server, it is a standby of that one.
     """
 
-    def __init__(self, folder: ServerFolder, settings: Mapping[str, str] = FAST) -> None:
+    def __init__(
+        self, folder: ServerFolder, settings: Mapping[str, str] = FAST, *, copy_of: str | None = None
+    ) -> None:
         self.folder = folder
-        self.data_directory = folder.new_data_directory()
+        self.data_directory = (
+            folder.new_data_directory() if copy_of is None else folder.new_standby_directory(copy_of)
+        )
         self.socket_directory = folder.path
         self.port = _free_port()
         self.log = _Log()
@@ -430,6 +445,8 @@ class PostgresServer(Server):
     def start(self, settings: Mapping[str, str] | None = None) -> None:
         """Start; returns when it accepts connections, after crash recovery if need be."""
         self._settings |= settings or {}
+        if self._process is not None and not self.running:
+            self._wait()  # it ended by itself
         for attempt in itertools.count(1):
             if self._try_start():
                 return

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from pgcairn import coalescer as module
-from pgcairn.coalescer import Coalescer, Item, WritesItem
+from pgcairn.coalescer import Coalescer, Item, WritesItem, _is_away
 from pgcairn.connection import pool as pool_module
-from pgcairn.connection.pool import Lender, Pool, Session, give_up_at, run_retried
+from pgcairn.connection.pool import Lender, Pool, Session, error_for, give_up_at, run_retried
 from pgcairn.errors import OutcomeUnknown, PgcairnError, UnavailableError
 from pgcairn.settings import Settings
 from pgcairn.storage.repository import Batch, BatchResult, Repository
@@ -44,7 +44,11 @@ async def _submit(
     monkeypatch: pytest.MonkeyPatch, errors: list[PgcairnError], deadlines: Iterator[float]
 ) -> list[object]:
     async def failing(
-        pool: Lender, counters: Counters, seconds: float, operation: Callable[[Session], Awaitable[Any]]
+        pool: Lender,
+        counters: Counters,
+        seconds: float,
+        operation: Callable[[Session], Awaitable[Any]],
+        **_: object,
     ) -> Any:
         if errors:
             raise errors.pop(0)
@@ -86,10 +90,14 @@ async def test_what_may_have_been_written_is_never_said_not_to_be(monkeypatch: p
 async def test_who_waited_behind_calls_that_failed_for_as_long_as_it_may_fails_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    errors: list[PgcairnError] = [OutcomeUnknown("away")]
+    errors: list[PgcairnError] = [UnavailableError("away")]
 
     async def failing(
-        pool: Lender, counters: Counters, seconds: float, operation: Callable[[Session], Awaitable[Any]]
+        pool: Lender,
+        counters: Counters,
+        seconds: float,
+        operation: Callable[[Session], Awaitable[Any]],
+        **_: object,
     ) -> Any:
         if not errors:
             return await run_retried(pool, counters, seconds, operation)
@@ -108,11 +116,20 @@ async def test_who_waited_behind_calls_that_failed_for_as_long_as_it_may_fails_w
     queued = [_item(each) for each in ("first", "b", "c", "young")]
     answers = [coalescer.submit(item) for item in queued]
     found = await asyncio.gather(*answers, return_exceptions=True)
-    assert [type(each) for each in found] == [OutcomeUnknown, UnavailableError, UnavailableError, type(None)]
+    assert [type(each) for each in found] == [*[UnavailableError] * 3, type(None)]
     assert "Nothing of this call was sent" in str(found[1])
     assert "'c'" in str(found[2])
     await coalescer.close(1)
     assert counters.backlog_rows == 0
+
+
+def test_what_tells_that_the_server_is_away() -> None:
+    cut = OutcomeUnknown("cut")
+    assert not _is_away(cut), "a statement was not answered; perhaps it waited for a lock"
+    cut.__cause__ = UnavailableError("no connection")
+    assert _is_away(cut)
+    assert _is_away(UnavailableError("no connection"))
+    assert not _is_away(error_for("55P03", "lock timeout"))
 
 
 def test_a_call_whose_turn_comes_late_is_still_tried_for_a_while() -> None:

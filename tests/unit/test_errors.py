@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from pgcairn import errors
+from pgcairn.connection.pool import error_for, session_is_lost
 from pgcairn.errors import (
     BacklogFull,
     ClosedError,
@@ -96,3 +97,31 @@ def test_each_caller_gets_a_copy_of_its_own() -> None:
     assert type(one) is RejectedError
     assert one.sqlstate == "22P05"
     assert one.__traceback__ is None
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "kind", "says"),
+    [
+        ("25006", UnavailableError, "target_session_attrs"),
+        ("42501", DatabaseError, "Grant"),
+        ("53100", DatabaseError, "disk is full"),
+        ("53200", DatabaseError, "out of memory"),
+        ("53300", UnavailableError, "max_connections"),
+        ("55P03", UnavailableError, "lock_timeout"),
+        ("57014", DatabaseError, "statement_timeout"),
+    ],
+)
+def test_what_a_server_refuses_comes_with_what_to_do(
+    sqlstate: str, kind: type[PgcairnError], says: str
+) -> None:
+    error = error_for(sqlstate, "what the server said\n")
+    assert type(error) is kind
+    assert error.message == f"PostgreSQL: what the server said [{sqlstate}]"
+    assert error.hint is not None
+    assert says in error.hint
+    assert session_is_lost(sqlstate) == (sqlstate == "25006")
+
+
+def test_a_code_without_a_hint_of_its_own_has_that_of_its_class() -> None:
+    assert error_for("58000", "m").hint == DatabaseError.default_hint
+    assert error_for("57P03", "m").hint == UnavailableError.default_hint

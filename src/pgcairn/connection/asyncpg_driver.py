@@ -81,7 +81,8 @@ def _translate(error: Exception) -> PgcairnError | None:
 
 def _unreachable(error: Exception, max_size: int | None) -> UnavailableError | None:
     """Map an error of an attempt to connect; ``None`` if it is not asyncpg's."""
-    if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError | asyncio.TimeoutError):
+    # InternalClientError: none of several hosts is what target_session_attrs asks for, as before a promotion.
+    if isinstance(error, (asyncpg.PostgresError, *_LOST)):
         return no_connection(
             str(error) or type(error).__name__, max_size, sqlstate=getattr(error, "sqlstate", None)
         )

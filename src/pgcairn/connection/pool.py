@@ -56,6 +56,13 @@ PING = Query("ping", "/* pgcairn:ping */ SELECT 1", ())
 PING_SECONDS = 2.0
 
 
+CONFIRM = Query(
+    "confirm", "/* pgcairn:confirm */ SELECT pg_logical_emit_message(true, 'pgcairn'::text, ''::text)", ()
+)
+"""Writes a record of a few bytes that nobody reads to the WAL, and commits it: where standbys are synchronous, it returns
+once they have everything that was committed before."""
+
+
 class TimeLimit:
     """An ``async with`` block that may take so long and no longer; then it is cancelled and raises ``TimeoutError``.
 
@@ -255,6 +262,38 @@ _SESSION_IS_LOST = frozenset({"25006", "25P03", "57P01", "57P02", "57P03", "57P0
 # The data of one row is at fault: data exception, integrity constraint, cardinality, program limit, RAISE.
 _DATA_CLASSES = ("21", "22", "23", "54", "P0")
 _SCHEMA = frozenset({"42P01", "42703", "3F000", "42704"})
+# What to do, where the code says more than the class of the error does.
+_HINTS = {
+    "25006": (
+        "Nothing was written. Name all hosts in the connection string, with target_session_attrs=read-write, so that "
+        "new sessions find the primary; or end default_transaction_read_only on the server, the database or the role."
+    ),
+    "42501": (
+        "Nothing of this call was written. Grant the role what it lacks: USAGE on the schema, and SELECT, INSERT, UPDATE "
+        "and DELETE on its tables; setup() must run as their owner."
+    ),
+    "53100": (
+        "Nothing of this call was written. The server's disk is full: free space or enlarge it, then repeat the call; "
+        "reads go on meanwhile, and nothing has to be restarted."
+    ),
+    "53200": (
+        "Nothing of this call was written. The server is out of memory: lower work_mem, max_connections or the pools' "
+        "max_size, or lower max_batch_bytes; then repeat the call."
+    ),
+    "53300": (
+        "The sum of all pools' max_size over all processes exceeds max_connections of the server: "
+        "lower max_size, use a pooler, or raise max_connections."
+    ),
+    "55P03": (
+        "Nothing was written: somebody else held the lock for longer than lock_timeout of the server, the database or "
+        "the role. See pg_blocking_pids() for who; then retry the call."
+    ),
+    "57014": (
+        "Nothing of this call was written. PostgreSQL ended the statement: statement_timeout of the server, the database "
+        "or the role is shorter than it took, or an administrator cancelled it. Raise that timeout for this role, or "
+        "lower max_batch_rows and max_batch_bytes; then repeat the call."
+    ),
+}
 
 
 def session_is_lost(sqlstate: str | None) -> bool:
@@ -324,15 +363,16 @@ def _too_many(max_size: int | None) -> str:
 def error_for(sqlstate: str, message: str) -> PgcairnError:
     """Translate PostgreSQL's error code into pgcairn's vocabulary."""
     text = f"PostgreSQL: {one_line(message)} [{sqlstate}]"
+    hint = _too_many(None) if sqlstate == _TOO_MANY else _HINTS.get(sqlstate)
     if sqlstate in _TRANSIENT or sqlstate.startswith(_TRANSIENT_CLASSES):
-        return UnavailableError(text, hint=_too_many(None) if sqlstate == _TOO_MANY else None)
+        return UnavailableError(text, sqlstate=sqlstate, hint=hint)
     if sqlstate in _SCHEMA:
         return SchemaError(
             f"The pgcairn schema is missing or older than this version: {message.strip()} [{sqlstate}]"
         )
     if sqlstate.startswith(_DATA_CLASSES):
         return RejectedError(text, sqlstate=sqlstate)
-    return DatabaseError(text, sqlstate=sqlstate)
+    return DatabaseError(text, sqlstate=sqlstate, hint=hint)
 
 
 # --- repeating what may be repeated ---------------------------------------------------------------
@@ -388,6 +428,9 @@ async def run_retried(
     counters: Counters,
     deadline_seconds: float,
     operation: Callable[[Session], Awaitable[T]],
+    *,
+    writes: bool = False,
+    unknown: OutcomeUnknown | None = None,
 ) -> T:
     """Run an operation on a session, and repeat both; see ``retried``.
 
@@ -397,17 +440,29 @@ async def run_retried(
         deadline_seconds: See ``retried``.
         operation: Gets the session. It must be one that can be repeated: a statement of its own, or one whole
             transaction.
+        writes: Whether it writes. A commit that no longer waits for a synchronous standby, because it was cancelled, is
+            there for whoever repeats it: the repeat has nothing to write, so PostgreSQL does not wait either. So what
+            succeeds after an unknown outcome is confirmed (``CONFIRM``) before this returns.
+        unknown: The unknown outcome of an earlier attempt.
     """
 
-    async def attempt(seconds_left: float) -> T:
+    async def attempt(seconds_left: float, is_repeated: bool) -> T:
         async with pool.acquire(seconds_left) as session:
             session.limit(seconds_left)
-            return await operation(session)
+            result = await operation(session)
+            if writes and is_repeated:
+                await session.fetch(CONFIRM, ())
+            return result
 
-    return await retried(attempt, counters, deadline_seconds)
+    return await retried(attempt, counters, deadline_seconds, unknown)
 
 
-async def retried(attempt: Callable[[float], Awaitable[T]], counters: Counters, deadline_seconds: float) -> T:
+async def retried(
+    attempt: Callable[[float, bool], Awaitable[T]],
+    counters: Counters,
+    deadline_seconds: float,
+    unknown: OutcomeUnknown | None = None,
+) -> T:
     """Do something; repeat it with jittered exponential backoff until the deadline.
 
     ``UnavailableError`` and ``OutcomeUnknown`` are repeated, everything else is raised at once. After an
@@ -416,20 +471,20 @@ async def retried(attempt: Callable[[float], Awaitable[T]], counters: Counters, 
     not refused when it is repeated.
 
     Args:
-        attempt: What to do; it must be something that can be repeated. It gets the seconds that it may take: what is left
-            until the deadline, and one second at least.
+        attempt: What to do; it must be something that can be repeated. It gets the seconds that it may take (what is left
+            until the deadline, and one second at least), and whether the outcome of an attempt before it is unknown.
         counters: ``retries`` and ``sessions_lost`` are counted.
         deadline_seconds: Seconds from now after which no new attempt starts. 0 means one attempt, however long it takes.
+        unknown: The unknown outcome of an earlier attempt.
     """
     started_at = time.monotonic()
     give_up_at = started_at + deadline_seconds
     pause = _FIRST_PAUSE_SECONDS
-    unknown: OutcomeUnknown | None = None
     failures = 0
     while True:
         try:
             seconds_left = max(give_up_at - time.monotonic(), _LEAST_ATTEMPT_SECONDS)
-            result = await attempt(seconds_left if deadline_seconds else math.inf)
+            result = await attempt(seconds_left if deadline_seconds else math.inf, unknown is not None)
             if failures:
                 seconds = time.monotonic() - started_at
                 logger.warning("database call succeeded after %d failures in %.2f s", failures, seconds)
