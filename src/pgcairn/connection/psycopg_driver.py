@@ -330,15 +330,22 @@ class PsycopgPool:
             self._refilling = loop.create_task(self._refill(), name="pgcairn-refill")
 
     async def _refill(self) -> None:
-        while self.last_failure or self.size < self._pool.min_size:
+        pool = self._pool
+        wanted, most = pool.min_size, pool.max_size
+        while self.last_failure or self.size < wanted:
             try:
                 # Asking makes it try; a session that comes goes to who has waited longest.
-                connection = await self._pool.getconn(_RECONNECT_SECONDS)
+                connection = await pool.getconn(_RECONNECT_SECONDS)
             except psycopg_pool.PoolClosed:
                 return
             except psycopg.Error:
                 continue
-            await self._pool.putconn(connection)
+            await pool.putconn(connection)
+            if (size := self.size) < wanted:
+                # Connections that were given up count as never having been wanted; so they are wanted once more.
+                await pool.resize(size, most)
+                await pool.resize(wanted, most)
+            await asyncio.sleep(_RECONNECT_SECONDS)
 
     def acquire(self, patience_seconds: float = math.inf) -> AbstractAsyncContextManager[Session]:
         """See ``Pool.acquire``; a user's pool keeps its own timeout."""
