@@ -4,11 +4,12 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOADTEST_STAMP := $(VENV)/.installed-loadtest
 CANDIDATES := $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10 python3.14
 USABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench loadtest clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +34,9 @@ format: $(STAMP) ## Format the code and fix what can be fixed by itself
 bench: $(STAMP) ## Run the benchmarks
 	$(BIN)/python -m bench $(ARGS)
 
+loadtest: $(LOADTEST_STAMP) ## Load a web service around an agent, and verify every acknowledged turn
+	$(BIN)/python -m loadtest $(ARGS)
+
 clean: ## Remove .venv and all caches
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
@@ -54,4 +58,9 @@ $(STAMP): pyproject.toml
 	@echo "Installing pgcairn and what its tests, demo and benchmarks need ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all,bench]" --group dev
+	@touch $@
+
+$(LOADTEST_STAMP): $(STAMP)
+	@echo "Installing what the load test needs ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[loadtest]"
 	@touch $@
