@@ -108,7 +108,7 @@ def body(result: Result) -> str:
             restarts = [each for each in run["faults"] if each["what"] == "restart"]
             parts.append(
                 f"{len(kills)} times all sessions killed ({sum(each['sessions'] for each in kills)} sessions), "
-                f"{len(restarts)} immediate restart."
+                f"{len(restarts)} immediate restart{'' if len(restarts) == 1 else 's'} of the server."
             )
     parts += result["notes"]
     if result["targets"]:

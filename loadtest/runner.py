@@ -24,6 +24,7 @@ from loadtest.service import SAVERS
 from loadtest.verify import Verdict, verify
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+_LOCUST_LOG = "locust.log"
 # How long a service gets to open its saver, and to flush and end. Generous guesses; a healthy one needs three seconds.
 _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
@@ -83,7 +84,7 @@ async def run(database: Database, plan: Plan, html: Path | None = None) -> resul
             addresses = [address for address, _ in started]
             path = folder / "journal.jsonl"
             locust = await services.enter_async_context(
-                _locust(plan, addresses, path, html, folder / "locust.log")
+                _locust(plan, addresses, path, html, folder / _LOCUST_LOG)
             )
             meter = CpuMeter(
                 {
@@ -116,7 +117,9 @@ async def _load(
     try:
         while not _has_begun(path):
             if ending.done():
-                raise LoadTestFailed(f"Locust ended with {ending.result()} before it sent anything.")
+                raise LoadTestFailed(
+                    f"Locust ended before it sent anything:\n{_tail(path.with_name(_LOCUST_LOG))}"
+                )
             await asyncio.sleep(0.05)
         if plan.faults and dsn:
             await asyncio.sleep(plan.ramp_seconds)
@@ -129,7 +132,7 @@ async def _load(
     finally:
         ending.cancel()
     if locust.returncode:
-        raise LoadTestFailed(f"Locust ended with {locust.returncode}.")
+        raise LoadTestFailed(f"Locust ended with {locust.returncode}:\n{_tail(path.with_name(_LOCUST_LOG))}")
     return done
 
 

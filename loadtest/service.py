@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import os
 import resource
 import socket
@@ -58,6 +59,8 @@ _HISTORY_LIMIT = 10
 # A turn leaves at most five checkpoints, and an interrupted one no more; guess: room for what failed in between.
 _FORK_LIMIT = 8
 _SHUTDOWN_SECONDS = 30
+# Longer than clients keep a connection: one that is closed while a request is on its way fails it.
+_KEEP_ALIVE_SECONDS = 300
 _BACKLOG = 2048  # uvicorn's own default
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -283,8 +286,12 @@ def main() -> None:
         log_level="warning",
         server_header=False,
         date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+    # What was imported is never garbage; to look at it in every full collection stops the loop for 0.1 s.
+    gc.collect()
+    gc.freeze()
     uvicorn.Server(config).run(sockets=[listening])
 
 
