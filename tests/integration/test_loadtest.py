@@ -45,6 +45,17 @@ def entry(kind: str, thread: str, token: str, answer: dict[str, Any]) -> Entry:
     return Entry(kind, thread, answer["turn"], token, tuple(answer["ids"]), 0.0, 0.0, 0.1, 200, None)
 
 
+async def delete_checkpoints_with(reader: Any, database: str, thread: str, message: str) -> None:
+    """Make it look as if what came with a message had never been committed."""
+    async for found in reader.alist({"configurable": {"thread_id": thread}}):
+        if message in [str(each.id) for each in found.checkpoint["channel_values"].get("messages", [])]:
+            run_sql(
+                database,
+                "DELETE FROM pgcairn.checkpoints WHERE checkpoint_id = %s",
+                found.config["configurable"]["checkpoint_id"],
+            )
+
+
 @pytest.mark.parametrize("saver", ["pgcairn", "pgcairn-asyncpg", "official-pool"])
 async def test_a_conversation_and_what_is_stored_of_it(saver: str, database: str) -> None:
     entries: list[Entry] = []
@@ -119,26 +130,29 @@ async def test_a_turn_that_was_lost_is_noticed(database: str) -> None:
                 token = f"{thread}.{number}.x"
                 answer = await post(client, f"/threads/{thread}/turns", token)
                 entries.append(entry("turn", thread, token, answer))
-    # As if the last turn of one thread and all of another had never been committed.
     async with SAVERS["pgcairn"].open(database) as reader:
         assert (await verify(reader, entries)).turns_missing == 0
         await reader.adelete_thread("a")
         assert (await verify(reader, entries)).turns_missing == 2
-        history = [
-            found
-            async for found in reader.alist({"configurable": {"thread_id": "b"}})
-            if "b.2.x" in [each.id for each in found.checkpoint["channel_values"].get("messages", [])]
-        ]
-    for found in history:
-        run_sql(
-            database,
-            "DELETE FROM pgcairn.checkpoints WHERE checkpoint_id = %s",
-            found.config["configurable"]["checkpoint_id"],
-        )
+        await delete_checkpoints_with(reader, database, "b", "b.2.x")
     async with SAVERS["pgcairn"].open(database) as reader:
         verdict = await verify(reader, entries)
         assert verdict.turns_missing == 3
         assert any("b.2.x is missing in the latest state of b" in line for line in verdict.missing)
+
+
+async def test_a_turn_that_was_lost_behind_a_fork_is_noticed(database: str) -> None:
+    async with client_of("pgcairn", database) as client:
+        entries = []
+        for kind, path, number in (("turn", "turns", 1), ("turn", "turns", 2), ("fork", "fork", 3)):
+            answer = await post(client, f"/threads/a/{path}", f"a.{number}.x")
+            entries.append(entry(kind, "a", f"a.{number}.x", answer))
+    async with SAVERS["pgcairn"].open(database) as reader:
+        assert (await verify(reader, entries)).missing == ()
+        await delete_checkpoints_with(reader, database, "a", "a.2.x")
+        verdict = await verify(reader, entries)
+    assert verdict.turns_missing == 1
+    assert all("missing in the history of a" in line for line in verdict.missing)
 
 
 async def test_the_limit_that_stores_nothing_works_too() -> None:
