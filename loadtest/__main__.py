@@ -41,7 +41,7 @@ _CEILING_START_RPS = 100.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns 1 if a target was not met, 2 if an acknowledged turn is missing."""
-    options = _parse(arguments)
+    options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     here = machine.describe()
     with database.running(options.dsn) as found:
@@ -190,7 +190,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was asked for; ``command`` is how to ask for it again."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest",
         description="A web service around an agent under load, and a look at what is stored.",
@@ -214,6 +215,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(given)
     # What a reader has to type; where it was stored and on which server is not part of it.
     options.command = " ".join(["python -m loadtest", *_without(given, ("--out", "--dsn", "--name"))])
+    if options.conversations is not None:
+        options.command = options.command.replace(str(options.conversations), options.conversations.name)
     if options.driver == "asyncpg" and options.saver == "pgcairn":
         options.saver = "pgcairn-asyncpg"
     is_ceiling = options.action == "ceiling"

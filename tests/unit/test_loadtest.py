@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest import report, results, scripts
+from loadtest.__main__ import parse
 from loadtest.ceiling import Search
 from loadtest.journal import Entry, Journal, JournalWriter, read
 from loadtest.mix import MIX, Book, Call, Kind, Thread, schedule
@@ -239,3 +240,42 @@ class TestScripts:
         (tmp_path / "empty").write_text("\n")
         with pytest.raises(ValueError, match="no conversation"):
             scripts.load(tmp_path / "empty")
+
+
+class TestCommandLine:
+    def test_what_is_quoted_has_no_addresses_and_no_folders(self) -> None:
+        given = [
+            "run",
+            "--dsn",
+            "postgresql://secret",
+            "--rps",
+            "50",
+            "--conversations",
+            "/home/x/chats.jsonl",
+            "--out=/x",
+        ]
+        assert parse(given).command == "python -m loadtest run --rps 50 --conversations chats.jsonl"
+
+    @pytest.mark.parametrize(
+        ("given", "name"),
+        [
+            ([], "run"),
+            (["compare"], "compare"),
+            (["run", "--faults"], "faults"),
+            (["run", "--processes", "2"], "processes"),
+            (["compare", "--faults"], "compare-faults"),
+            (["run", "--name", "mine"], "mine"),
+        ],
+    )
+    def test_results_are_named_after_what_is_done(self, given: list[str], name: str) -> None:
+        assert parse(given).name == name
+
+    @pytest.mark.parametrize(
+        "wrong", [["--rps", "0"], ["--processes", "0"], ["ceiling", "--saver", "memory"]]
+    )
+    def test_what_cannot_be_measured_is_refused(
+        self, wrong: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit):
+            parse(wrong)
+        assert "error:" in capsys.readouterr().err
