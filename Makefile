@@ -4,11 +4,12 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOADTEST_STAMP := $(VENV)/.installed-loadtest
 CANDIDATES := $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10 python3.14
 USABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench faults clean
+.PHONY: help demo test check format bench loadtest faults clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +37,9 @@ bench: $(STAMP) ## Run the benchmarks
 faults: $(STAMP) ## Make every fault for a minute while 24 tasks work, and show what happened
 	$(BIN)/python -m tests.faults $(ARGS)
 
+loadtest: $(LOADTEST_STAMP) ## Load a web service around an agent, and verify every acknowledged turn
+	$(BIN)/python -m loadtest $(ARGS)
+
 clean: ## Remove .venv and all caches
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
@@ -57,4 +61,9 @@ $(STAMP): pyproject.toml
 	@echo "Installing pgcairn and what its tests, demo and benchmarks need ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all,bench]" --group dev
+	@touch $@
+
+$(LOADTEST_STAMP): $(STAMP)
+	@echo "Installing what the load test needs ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[loadtest]"
 	@touch $@

@@ -85,7 +85,8 @@ def test_the_sdist_can_be_tested(distributions: Path) -> None:
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {f"sql/{name}" for name in files_below(ROOT / "sql", "*.sql")}
-    wanted |= {f"tests/{name}" for name in files_below(ROOT / "tests", "*.py")}
+    for folder in ("tests", "bench", "loadtest"):
+        wanted |= {f"{folder}/{name}" for name in files_below(ROOT / folder, "*.py")}
     wanted |= {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"}
     assert wanted <= names
 
