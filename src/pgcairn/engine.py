@@ -23,7 +23,7 @@ from pgcairn.coalescer import Coalescer
 from pgcairn.codec.bases import Bases
 from pgcairn.codec.placement import Placements
 from pgcairn.connection import psycopg_driver
-from pgcairn.connection.pool import Pool, Session, retried
+from pgcairn.connection.pool import Pool, Session, retried, run_retried
 from pgcairn.errors import ClosedError, InvalidInput, SettingsError, WrongLoopError
 from pgcairn.health import Health
 from pgcairn.intake import Intake
@@ -242,13 +242,14 @@ class Engine:
 
     async def _setup(self, metadata_index: bool) -> list[str]:
         await self.open()
-        async with self.pool.acquire() as session:
-            applied = await migrations.migrate(
-                session,
-                self.statements,
-                metadata_index=metadata_index,
-                deadline_seconds=self.settings.acquire_timeout_seconds,
+        seconds = self.settings.acquire_timeout_seconds
+
+        async def migrate(session: Session) -> list[str]:
+            return await migrations.migrate(
+                session, self.statements, metadata_index=metadata_index, deadline_seconds=seconds
             )
+
+        applied = await run_retried(self.pool, self.counters, seconds, migrate)
         if applied:
             logger.info("schema %s: applied %s", self.settings.schema, ", ".join(applied))
         return applied

@@ -53,9 +53,11 @@ class Settings:
     """Called for each new session when passwords are tokens that rotate; may be async. ``None``
     (default) takes the password from the connection string or the usual libpq places."""
 
-    prepared_statements: bool = True
-    """Prepare the constant statements once per session. ``False`` for poolers in transaction mode
-    without prepared-statement support (PgBouncer before 1.21); costs a parse and a plan per call."""
+    prepared_statements: bool | None = None
+    """Prepare the constant statements once per session; without, each call costs a parse and a plan. ``None`` (default): yes,
+    unless a pooler between here and the server loses them (PgBouncer in transaction mode before 1.21 does). psycopg notices that
+    by the first statement that is lost, and repeats it; with asyncpg, whose names of statements can clash with those
+    of other clients, every pooler counts as one that does. ``True``: in any case (PgBouncer from 1.21 on). ``False``: never."""
 
     # --- the pool --------------------------------------------------------------------------------
 
@@ -199,6 +201,10 @@ class Settings:
             )
         if self.driver not in ("psycopg", "asyncpg"):
             raise SettingsError(f"driver={self.driver!r} is unknown: use 'psycopg' or 'asyncpg'.")
+        if self.prepared_statements not in (None, True, False):
+            raise SettingsError(
+                f"prepared_statements={self.prepared_statements!r} is none of None, True, False."
+            )
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -346,8 +346,8 @@ class ServerFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-class _Log:
-    """What a server says, line by line, and a way to wait for a line.
+class ProgramLog:
+    """What a server or another program says, line by line, and a way to wait for a line.
 
     A thread reads the pipe to its end. The end comes when the last process of the server has gone,
     which is also the moment at which its data directory is free.
@@ -418,7 +418,7 @@ class PostgresServer(Server):
         )
         self.socket_directory = folder.path
         self.port = _free_port()
-        self.log = _Log()
+        self.log = ProgramLog()
         self._settings = dict(settings)
         self._process: subprocess.Popen[bytes] | None = None
         super().__init__(self._address("127.0.0.1"))

@@ -16,7 +16,7 @@ import random
 import socket
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +26,11 @@ import asyncpg
 from psycopg.conninfo import conninfo_to_dict
 
 from pgcairn.connection.pool import (
+    BACKEND_PID,
     BUSY_HINT,
     PING,
     PING_SECONDS,
+    TYPES,
     Query,
     Row,
     Session,
@@ -203,25 +205,73 @@ def _of(connection: Any) -> Any:
     return getattr(connection, "_con", None) or connection
 
 
-class AsyncpgPool:
-    """An asyncpg pool as a ``Pool``: one lent by the user, or (with ``make``) one of our own.
+class Maker:
+    """Makes what a pool of our own consists of: asyncpg's pools, which cannot be opened twice, and a connection to look around.
 
     Args:
-        pool: The user's pool; ``None`` for one of our own.
+        connect: How to connect.
+        pool: What else ``asyncpg.create_pool`` gets.
+        init: Called with each new connection of a pool.
+        prepared_statements: See ``Settings.prepared_statements``.
+    """
+
+    def __init__(
+        self,
+        connect: dict[str, Any],
+        pool: dict[str, Any],
+        init: Callable[[Any], Awaitable[None]],
+        prepared_statements: bool | None,
+    ) -> None:
+        self._connect = connect
+        self._pool = pool
+        self._init = init
+        self._prepared_statements = prepared_statements
+
+    def make(self, *, prepares: bool) -> Any:
+        """A pool. Does no I/O: it connects when it is awaited."""
+        if prepares:
+            return asyncpg.create_pool(
+                **self._connect, **self._pool, init=self._init, statement_cache_size=_STATEMENT_CACHE_SIZE
+            )
+
+        async def init(connection: Any) -> None:
+            # When it meets a type for the first time, asyncpg asks the server about it and changes the session's ``jit``
+            # meanwhile. Within a transaction a pooler lends one session for all of that.
+            async with connection.transaction():
+                await connection.prepare(TYPES.text)
+            await self._init(connection)
+
+        return asyncpg.create_pool(**self._connect, **self._pool, init=init, statement_cache_size=0)
+
+    async def may_prepare(self) -> bool:
+        """Connect once; say whether statements may be prepared. Raises what asyncpg raises if that is not possible."""
+        connection = await asyncpg.connect(**self._connect, statement_cache_size=0)
+        try:
+            if self._prepared_statements is not None:
+                return self._prepared_statements
+            is_direct = await connection.fetchval(BACKEND_PID.text) == connection.get_server_pid()
+        finally:
+            await connection.close(timeout=_RELEASE_TIMEOUT_SECONDS)
+        if not is_direct:
+            logger.info("there is a pooler before the server; statements are not prepared")
+        return bool(is_direct)
+
+
+class AsyncpgPool:
+    """An asyncpg pool as a ``Pool``: one lent by the user, or (with a ``Maker``) one of our own.
+
+    Args:
+        pool: The user's pool, or who makes ours.
         settings: Timeouts.
         counters: What is counted.
-        make: Makes a pool of our own, which is not opened yet. Called again after an attempt to open it that failed,
-            because asyncpg's pools cannot be opened twice.
     """
 
     last_failure = ""  # ``acquire`` says it
 
-    def __init__(
-        self, pool: Any, settings: Settings, counters: Counters, *, make: Callable[[], Any] | None = None
-    ) -> None:
-        self._make = make
-        self._owned = make is not None
-        self._pool = pool if make is None else make()
+    def __init__(self, pool: Any, settings: Settings, counters: Counters) -> None:
+        self._maker = pool if isinstance(pool, Maker) else None
+        self._owned = self._maker is not None
+        self._pool = self._maker.make(prepares=False) if self._maker is not None else pool
         self._settings = settings
         self._counters = counters
         self._is_open = False
@@ -229,23 +279,23 @@ class AsyncpgPool:
 
     async def open(self) -> None:
         """See ``Pool.open``."""
-        if self._make is None or self._is_open or self._closed:
+        if self._maker is None or self._is_open or self._closed:
             return
-        pool = self._pool
         try:
-            await pool
-            # With min_size=0 that tried nothing. A session that is there already costs no round trip.
-            await pool.release(await pool.acquire(timeout=self._settings.acquire_timeout_seconds))
-            self._is_open = True
+            prepares = await self._maker.may_prepare()  # with min_size=0 nothing else connects here
+            pool = self._maker.make(prepares=prepares)
+            try:
+                await pool
+            except BaseException:
+                with contextlib.suppress(asyncpg.InterfaceError):  # it has closed itself
+                    pool.terminate()
+                raise
         except Exception as error:
             if (mapped := _unreachable(error, self._settings.max_size)) is None:
                 raise
             raise mapped from error
-        finally:
-            if not self._is_open:
-                with contextlib.suppress(asyncpg.InterfaceError):  # it was not even begun
-                    pool.terminate()
-                self._pool = self._make()
+        self._pool = pool
+        self._is_open = True
 
     async def close(self) -> None:
         """See ``Pool.close``."""
@@ -298,6 +348,8 @@ class AsyncpgPool:
                 hint=BUSY_HINT,
             ) from error
         except asyncpg.InterfaceError as error:
+            if not self._pool.is_closing():  # of the connection that was being opened
+                raise no_connection(str(error), self._settings.max_size) from error
             raise ClosedError(
                 f"The saver's pool cannot be used: {error}."
                 if self._owned
@@ -382,23 +434,19 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Async
         return await value if inspect.isawaitable(value) else value
 
     uri, server_settings = _uri(conn_string)
-
-    def make() -> Any:
-        # Not a coroutine: the pool connects when it is awaited in ``open``.
-        return asyncpg.create_pool(
-            uri,
-            password=None if password is None else secret,
-            min_size=settings.min_size,
-            max_size=settings.max_size,
-            max_inactive_connection_lifetime=settings.max_idle_seconds,
-            timeout=settings.connect_timeout_seconds,
-            statement_cache_size=_STATEMENT_CACHE_SIZE if settings.prepared_statements else 0,
-            server_settings={"application_name": settings.session_name(), **server_settings},
-            init=init,
-            reset=_keep,
-        )
-
-    return AsyncpgPool(None, settings, counters, make=make)
+    connect = {
+        "dsn": uri,
+        "password": None if password is None else secret,
+        "timeout": settings.connect_timeout_seconds,
+        "server_settings": {"application_name": settings.session_name(), **server_settings},
+    }
+    pool = {
+        "min_size": settings.min_size,
+        "max_size": settings.max_size,
+        "max_inactive_connection_lifetime": settings.max_idle_seconds,
+        "reset": _keep,
+    }
+    return AsyncpgPool(Maker(connect, pool, init, settings.prepared_statements), settings, counters)
 
 
 # libpq's own options that are no server settings; asyncpg would send them to the server, which refuses them.

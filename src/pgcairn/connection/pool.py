@@ -63,6 +63,47 @@ CONFIRM = Query(
 once they have everything that was committed before."""
 
 
+BACKEND_PID = Query("backend_pid", "/* pgcairn:backend_pid */ SELECT pg_backend_pid()", ())
+"""Asks who answers. Behind a pooler it is somebody else than who the session was opened with."""
+
+TYPES = Query(
+    "types", "/* pgcairn:types */ SELECT $1::text[], $2::bytea[], $3::int4[]", ("text[]", "bytea[]", "int4[]")
+)
+"""Has all types that statements use as parameters and that not every driver knows from the start."""
+
+# A prepared statement that is not there, or there already: somebody between here and the server swaps sessions.
+_STATEMENT_IS_LOST = frozenset(("26000", "42P05"))
+
+
+class Preparing:
+    """Whether the statements of a pool are prepared.
+
+    Args:
+        setting: ``Settings.prepared_statements``.
+
+    Attributes:
+        is_wanted: Whether to prepare them, as far as is known now.
+    """
+
+    __slots__ = ("_may_change", "is_wanted")
+
+    def __init__(self, setting: bool | None) -> None:
+        self.is_wanted = setting is not False
+        self._may_change = setting is None
+
+    def is_given_up(self, sqlstate: str | None) -> bool:
+        """Whether an error means that prepared statements do not last here, so that the call is to be repeated without."""
+        if not self._may_change or sqlstate not in _STATEMENT_IS_LOST:
+            return False
+        if self.is_wanted:
+            logger.warning(
+                "prepared statements are lost between here and the server, as behind PgBouncer in transaction mode before "
+                "1.21: going on without them (prepared_statements=False says so from the start)"
+            )
+        self.is_wanted = False
+        return True
+
+
 class TimeLimit:
     """An ``async with`` block that may take so long and no longer; then it is cancelled and raises ``TimeoutError``.
 
@@ -262,12 +303,18 @@ _SESSION_IS_LOST = frozenset({"25006", "25P03", "57P01", "57P02", "57P03", "57P0
 # The data of one row is at fault: data exception, integrity constraint, cardinality, program limit, RAISE.
 _DATA_CLASSES = ("21", "22", "23", "54", "P0")
 _SCHEMA = frozenset({"42P01", "42703", "3F000", "42704"})
+_POOLER_HINT = (
+    "A pooler in transaction mode (PgBouncer before 1.21) loses prepared statements: set prepared_statements=False; for "
+    "a pool of yours prepare_threshold=None (psycopg) or statement_cache_size=0 (asyncpg)."
+)
 # What to do, where the code says more than the class of the error does.
 _HINTS = {
     "25006": (
         "Nothing was written. Name all hosts in the connection string, with target_session_attrs=read-write, so that "
         "new sessions find the primary; or end default_transaction_read_only on the server, the database or the role."
     ),
+    "26000": _POOLER_HINT,
+    "42P05": _POOLER_HINT,
     "42501": (
         "Nothing of this call was written. Grant the role what it lacks: USAGE on the schema, and SELECT, INSERT, UPDATE "
         "and DELETE on its tables; setup() must run as their owner."

@@ -31,6 +31,7 @@ from pgcairn.connection.pool import (
     BUSY_HINT,
     PING,
     PING_SECONDS,
+    Preparing,
     Query,
     Row,
     Session,
@@ -85,7 +86,7 @@ class PsycopgSession:
         "_counters",
         "_exclusive",
         "_limit_seconds",
-        "_prepare",
+        "_preparing",
         "_timeout_seconds",
         "_wire",
         "is_unanswered",
@@ -93,13 +94,19 @@ class PsycopgSession:
     )
 
     def __init__(
-        self, connection: AsyncConnection[Any], settings: Settings, counters: Counters, *, exclusive: bool
+        self,
+        connection: AsyncConnection[Any],
+        settings: Settings,
+        counters: Counters,
+        preparing: Preparing,
+        *,
+        exclusive: bool,
     ) -> None:
         self._exclusive = exclusive
         self._connection = connection
         self._wire = _wires.get(connection)
         self._counters = counters
-        self._prepare = settings.prepared_statements
+        self._preparing = preparing
         self._timeout_seconds = self._limit_seconds = settings.statement_timeout_seconds
         self.lost = False
         self.is_unanswered = False
@@ -133,7 +140,7 @@ class PsycopgSession:
                 self._connection,
                 query,
                 encoded,
-                prepare=self._prepare,
+                prepare=self._preparing.is_wanted,
                 stay=self._exclusive,
                 timeout_seconds=timeout_seconds,
             )
@@ -217,6 +224,8 @@ class PsycopgSession:
         self.is_unanswered = isinstance(error, NoAnswer)
         if self.is_unanswered or self._connection.closed or session_is_lost(error.sqlstate):
             self.lost = True
+        if self._preparing.is_given_up(error.sqlstate):
+            return UnavailableError(f"A prepared statement was lost: {one_line(str(error))}")
         return _translate(error, sent=True)
 
 
@@ -253,7 +262,7 @@ class _Loan:
             self._connection = await pool._take(self._patience_seconds)
             self._flipped = False
             session = self._session = PsycopgSession(
-                self._connection, settings, pool._counters, exclusive=True
+                self._connection, settings, pool._counters, pool._preparing, exclusive=True
             )
             try:
                 self._flipped = await _enter_autocommit(self._connection)
@@ -300,6 +309,7 @@ class PsycopgPool:
         self._settings = settings
         self._counters = counters
         self._owned = owned
+        self._preparing = Preparing(settings.prepared_statements)
         self._refilling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -400,6 +410,7 @@ class PsycopgConnectionAsPool:
         self._connection = connection
         self._settings = settings
         self._counters = counters
+        self._preparing = Preparing(settings.prepared_statements)
         self._turn: asyncio.Lock | None = None
 
     async def open(self) -> None:
@@ -424,6 +435,7 @@ class PsycopgConnectionAsPool:
                 self._connection,
                 self._settings,
                 self._counters,
+                self._preparing,
                 exclusive=False,  # its owner may use it between two statements
             )
             try:
@@ -451,7 +463,7 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Psyco
     """
     keywords: dict[str, Any] = {
         "autocommit": True,
-        "prepare_threshold": 5 if settings.prepared_statements else None,
+        "prepare_threshold": None if settings.prepared_statements is False else 5,
         "application_name": settings.session_name(),
         "client_encoding": "utf8",
         "connect_timeout": max(

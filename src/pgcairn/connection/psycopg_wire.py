@@ -194,7 +194,8 @@ class Wire:
         name = f"pgcairn_{digest[:32]}_{self._generation}".encode()
         self._pgconn.send_prepare(name, query.text.encode())
         result = await self._wait()
-        if _sqlstate(result) != "42P05":  # it is there already, from whoever had the session before
+        # It may be there already, from whoever had the session before; unless that has ended our transaction.
+        if _sqlstate(result) != "42P05" or self._pgconn.transaction_status == TransactionStatus.INERROR:
             _checked(result)
         self._names[query.text] = name
         return name
