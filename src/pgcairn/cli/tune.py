@@ -315,7 +315,7 @@ def _report(found: Recommendation) -> str:
             f"{curve.name} (chosen: {curve.chosen:g})\n\n"
             + table(
                 (curve.name, "requests/s"),
-                [(f"{value:g}", f"{rate:,.0f}") for value, rate in curve.rates.items()],
+                [(f"{value:g}", f"{rate:,.0f}") for value, rate in sorted(curve.rates.items())],
             )
             for curve in found.curves
         ),
@@ -406,7 +406,7 @@ def _write(folder: Path, found: Recommendation, report: str) -> None:
     }
     folder.joinpath("tune.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     panels = [
-        (each.name, {"": [(f"{value:g}", rate) for value, rate in each.rates.items()]})
+        (each.name, {"": [(f"{value:g}", rate) for value, rate in sorted(each.rates.items())]})
         for each in found.curves
     ]
     drawn = plots.curves(folder / "tune", "What each setting does", panels, "requests/s")
