@@ -16,7 +16,18 @@ from pgcairn import AsyncPostgresSaver
 from pgcairn.operations.doctor import examine
 from tests.support.addresses import database_of
 from tests.support.postflight import check_sessions
-from tests.support.savers import LARGE_TEXT, checkpoint, config, get, listed, put, saver_on, version
+from tests.support.proxy import FaultProxy
+from tests.support.savers import (
+    LARGE_TEXT,
+    checkpoint,
+    checkpoint_id,
+    config,
+    get,
+    listed,
+    put,
+    saver_on,
+    version,
+)
 from tests.support.server import Server, until_blocked
 
 _SCHEMA = "pgcairn"
@@ -104,6 +115,20 @@ async def test_before_the_commit(server: Server, database: str, driver: str) -> 
         # The server learns of the death when it answers: the transaction may be committed by then.
         left = await numbers_left(saver)
         assert left in (list(range(1, _STEPS + 1)), [*range(1, _STEPS + 1), 9])
+        await check_going_on(saver)
+
+
+@DRIVERS
+async def test_after_the_commit_and_before_its_answer(proxy: FaultProxy, database: str, driver: str) -> None:
+    await fill(database, driver)
+    async with dying(proxy.dsn, driver, "put") as process:
+        lost = proxy.cut_on_answer(matching=checkpoint_id(9).encode())
+        begin(process)
+        await lost.wait()
+        proxy.stall()  # it does not get to repeat it
+    proxy.cut()
+    async with saver_on(database, _SCHEMA, driver=driver) as saver:
+        assert await numbers_left(saver) == [*range(1, _STEPS + 1), 9], "it was committed, and is there whole"
         await check_going_on(saver)
 
 

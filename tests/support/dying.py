@@ -34,7 +34,11 @@ async def act(saver: AsyncPostgresSaver, action: str) -> None:
 async def main(driver: Any, schema: str, action: str) -> None:
     """Open a saver, say so, wait for a line, begin."""
     async with AsyncPostgresSaver.from_conn_string(
-        os.environ["DYING_DSN"], driver=driver, schema=schema, application_name="dying"
+        os.environ["DYING_DSN"],
+        driver=driver,
+        schema=schema,
+        application_name="dying",
+        prepared_statements=False,  # so that statement and parameters travel together
     ) as saver:
         print("ready", flush=True)
         sys.stdin.readline()
