@@ -12,4 +12,6 @@ SELECT
     current_setting('fsync')
 
 -- name: drop_schema :script
+-- Removes a schema that was made for a trial, with everything in it.
+-- Locks: ACCESS EXCLUSIVE on its tables.
 DROP SCHEMA IF EXISTS /* schema name */ CASCADE

@@ -167,8 +167,8 @@ async def half_open_after_idle(stage: Stage) -> Outcome:
         for number in range(max(1, int(stage.seconds / 10))):
             await asyncio.gather(*(put(saver, config(f"t{each}"), checkpoint(number)) for each in range(8)))
             await asyncio.sleep(idle_seconds)
-            for _ in proxy.connections:
-                proxy.half_open()
+            for connection in proxy.connections:
+                connection.silence()
             outcome.faults += 1
             asked_at = time.monotonic()
             try:
@@ -177,7 +177,6 @@ async def half_open_after_idle(stage: Stage) -> Outcome:
             except PgcairnError as error:
                 outcome.errors[str(error)] = outcome.errors.get(str(error), 0) + 1
             outcome.longest_wait_seconds = max(outcome.longest_wait_seconds, time.monotonic() - asked_at)
-            proxy.disarm()
             proxy.cut()
         stats = saver.stats()
         outcome.retries, outcome.sessions_lost = stats.retries, stats.sessions_lost

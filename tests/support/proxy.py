@@ -248,6 +248,10 @@ class Connection:
         self._to_client.drop(reset=reset)
         self._to_server.drop()
 
+    def silence(self) -> None:
+        """From now on nothing passes and nothing is closed, as with ``half_open``."""
+        self._deaf = True
+
     def release(self, fault: _Fault) -> None:
         """Let a held message pass."""
         if self._holding is fault:

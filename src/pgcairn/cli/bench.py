@@ -29,6 +29,7 @@ from pgcairn.cli.tune import add_trial, trial_dsn, workload_of
 from pgcairn.cli.workload import Measured, Work, Workload
 from pgcairn.saver import AsyncPostgresSaver
 from pgcairn.settings import Settings
+from pgcairn.storage.statements import statements_for
 
 _OFFICIAL_POOL = 10
 _CALLERS = (1, 16, 64, 256)
@@ -140,9 +141,7 @@ async def _official(dsn: str, schema: str) -> AsyncIterator[BaseCheckpointSaver[
 
     # It knows no schemas: its tables are where the search path begins.
     async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
-        from psycopg import sql
-
-        await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        await connection.execute(statements_for(schema).script("create_schema").encode())
     pool: AsyncConnectionPool[AsyncConnection[dict[str, Any]]] = AsyncConnectionPool(
         make_conninfo(dsn, options=f"-c search_path={schema}"),
         min_size=_OFFICIAL_POOL,

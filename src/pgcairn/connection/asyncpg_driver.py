@@ -348,7 +348,7 @@ class AsyncpgPool:
                 hint=BUSY_HINT,
             ) from error
         except asyncpg.InterfaceError as error:
-            if not self._pool.is_closing():  # of the connection that was being opened
+            if self._owned and not self._pool.is_closing():  # of the connection that was being opened
                 raise no_connection(str(error), self._settings.max_size) from error
             raise ClosedError(
                 f"The saver's pool cannot be used: {error}."

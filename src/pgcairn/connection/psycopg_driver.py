@@ -497,8 +497,10 @@ def make_pool(conn_string: str, settings: Settings, counters: Counters) -> Psyco
             cls.last_failure = ""
             return connection
 
-    async def configure(_: AsyncConnection[Any]) -> None:
+    async def configure(connection: AsyncConnection[Any]) -> None:
         counters.sessions_opened += 1
+        with contextlib.suppress(psycopg.NotSupportedError):  # said to who uses it
+            _wires[connection] = Wire(connection)  # so that its time without use is known from now on
 
     made: list[PsycopgPool] = []
     pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
