@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from bench.loads import messages, text
 from pgcairn.coalescer import PutItem, WritesItem, assemble
 from pgcairn.codec.checkpoint import encode_put
 from pgcairn.codec.compression import Framer
+from pgcairn.codec.messages import serializer_of
 from pgcairn.codec.serde import Codec
 from pgcairn.connection.psycopg_wire import _pack
 from pgcairn.settings import Settings
@@ -41,6 +43,32 @@ def test_encode_put(benchmark: Any, as_objects: bool) -> None:
     key = ("thread", "")
     encoded = benchmark(encode_put, codec, 1024, None, checkpoint, metadata, new_versions, key)
     assert encoded.large is not None
+
+
+def _conversation() -> list[BaseMessage]:
+    call = {"name": "look", "args": {"query": "x"}, "id": "c", "type": "tool_call"}
+    usage = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+    turn = (
+        HumanMessage(text(240, seed=1), id="h"),
+        AIMessage("", tool_calls=[call], id="a"),
+        ToolMessage(text(240, seed=2), tool_call_id="c", name="look", id="t"),
+        AIMessage(text(350, seed=3), id="b", usage_metadata=usage),
+    )
+    return list(turn * 4)
+
+
+@pytest.mark.parametrize("way", ["pgcairn", "langgraph"])
+def test_dump_messages(benchmark: Any, way: str) -> None:
+    serde = JsonPlusSerializer()
+    dumps = serializer_of(serde)[0] if way == "pgcairn" else serde.dumps_typed
+    assert benchmark(dumps, _conversation()) == serde.dumps_typed(_conversation())
+
+
+@pytest.mark.parametrize("way", ["pgcairn", "langgraph"])
+def test_load_messages(benchmark: Any, way: str) -> None:
+    serde = JsonPlusSerializer()
+    loads = serializer_of(serde)[1] if way == "pgcairn" else serde.loads_typed
+    assert benchmark(loads, serde.dumps_typed(_conversation())) == _conversation()
 
 
 @pytest.mark.parametrize("size", [200, 600, 6000])

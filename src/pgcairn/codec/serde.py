@@ -17,6 +17,7 @@ from langgraph.checkpoint.serde.types import SendProtocol
 
 from pgcairn.codec.bases import Lineage
 from pgcairn.codec.compression import Cipher, FrameError, Framer
+from pgcairn.codec.messages import serializer_of
 from pgcairn.errors import SerializationError
 from pgcairn.settings import Settings
 
@@ -40,9 +41,8 @@ class Codec:
         ):
             cipher = serde.cipher
             serde = serde.serde
-        self._serde = serde
         self._framer = Framer(settings, cipher)
-        self.dumps = serde.dumps_typed
+        self.dumps, self._loads = serializer_of(serde)
         self._cipher = cipher
         self._in_thread_min_bytes = settings.compress_in_thread_min_bytes
 
@@ -71,7 +71,7 @@ class Codec:
             FrameError: The serializer does not understand it.
         """
         try:
-            return self._serde.loads_typed((type_name, payload))
+            return self._loads((type_name, payload))
         except Exception as error:
             raise FrameError(f"the serializer cannot read it ({type(error).__name__}: {error})") from error
 
