@@ -11,8 +11,8 @@ import asyncio
 import gc
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,42 @@ async def sample(saver: Saver, load: Load, seconds: float) -> Sample:
     finally:
         meter.stopped = True
         await work
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one of several operations took.
+
+    Attributes:
+        latency_ms: Median.
+        cpu_ms: Mean client CPU: user and system, all threads.
+    """
+
+    latency_ms: float
+    cpu_ms: float
+
+
+async def timed(
+    operation: Callable[[], Awaitable[object]], *, seconds: float, least: int = 3, most: int | None = None
+) -> Timing:
+    """Repeat an operation, one after another.
+
+    Args:
+        operation: What is measured.
+        seconds: For how long.
+        least: How often, however long it takes.
+        most: How often, however short it is; ``None`` for any number.
+    """
+    latencies: list[float] = []
+    cpu, began = time.process_time(), time.perf_counter()
+    while len(latencies) != most:
+        started = time.perf_counter()
+        if started >= began + seconds and len(latencies) >= least:
+            break
+        await operation()
+        latencies.append(time.perf_counter() - started)
+    cpu = time.process_time() - cpu
+    return Timing(statistics.median(latencies) * 1e3, cpu / len(latencies) * 1e3)
 
 
 async def _pause(work: asyncio.Future[None], seconds: float) -> None:
@@ -235,20 +271,14 @@ class Lab:
         for number in range(self.rounds if rounds is None else rounds):
             start = number % len(contenders)
             for peer, work in (*contenders[start:], *contenders[:start]):
-                async with AsyncExitStack() as stack:
-                    dsn = await stack.enter_async_context(server.fresh_database(self.dsn))
-                    saver = await stack.enter_async_context(peer.open(dsn))
+                async with self._opened(peer) as (saver, dsn):
                     gc.collect()
                     found[peer.label].append(await work(saver, dsn))
         self.samples[title] = dict(found)
         return Figures(found)
 
     async def _measure(self, peer: Peer, load: Load, reach: Any, prepare: Any, finish: Any) -> Sample:
-        async with AsyncExitStack() as stack:
-            dsn = ""
-            if peer.needs_server:
-                dsn = await stack.enter_async_context(server.fresh_database(self.dsn))
-            saver = await stack.enter_async_context(peer.open(reach(dsn)))
+        async with self._opened(peer, reach) as (saver, dsn):
             if prepare is not None:
                 await prepare(saver)
             gc.collect()
@@ -256,6 +286,17 @@ class Lab:
             if finish is not None:
                 measured.extra.update(await finish(saver, dsn, measured))
             return measured
+
+    @asynccontextmanager
+    async def _opened(
+        self, peer: Peer, reach: Callable[[str], str] = lambda dsn: dsn
+    ) -> AsyncIterator[tuple[Saver, str]]:
+        """A saver on a fresh database, and the database's connection string, empty if it needs none."""
+        async with AsyncExitStack() as stack:
+            dsn = ""
+            if peer.needs_server:
+                dsn = await stack.enter_async_context(server.fresh_database(self.dsn))
+            yield await stack.enter_async_context(peer.open(reach(dsn))), dsn
 
     def rates(
         self, title: str, comparison: Comparison, peers: Sequence[Peer], unit: str, against: Peer

@@ -63,12 +63,12 @@ def text(characters: int, seed: int) -> str:
     return " ".join(numbered)[:characters]
 
 
-def messages(count: int, *, as_objects: bool) -> list[Any]:
-    """Messages of ``MESSAGE_CHARACTERS``: dicts, or LangChain's ``HumanMessage``."""
+def messages(count: int, *, as_objects: bool, characters: int = MESSAGE_CHARACTERS) -> list[Any]:
+    """Messages of some length: dicts, or LangChain's ``HumanMessage``."""
     made: list[Any] = []
     for number in range(count):
         identity = str(uuid.UUID(int=random.Random(number).getrandbits(128), version=4))
-        content = text(MESSAGE_CHARACTERS, number)
+        content = text(characters, number)
         if as_objects:
             made.append(HumanMessage(content, id=identity))
         else:
@@ -214,26 +214,28 @@ def written(*, threads: int, checkpoints: int, message_count: int = 10) -> Calla
     return prepare
 
 
-async def write_thread(
-    saver: Saver, thread_id: str, states: Iterable[Any], updates: Iterable[Any] | None = None
-) -> None:
-    """Write one checkpoint after another without a graph.
+class ThreadWriter:
+    """Writes one thread's checkpoints, one after another, without a graph.
 
-    Args:
-        states: The value of the channel ``messages`` at each checkpoint.
-        updates: What was written to the channel to get there, kept as each checkpoint's pending write; none if missing.
+    Attributes:
+        thread_id: The thread.
+        config: Of the latest checkpoint.
+        count: How many checkpoints it has.
     """
-    config: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    version = None
-    writes = iter(()) if updates is None else iter(updates)
-    for number, state in enumerate(states):
-        update = next(writes, None)
-        if number and update is not None:
-            task_id = str(uuid.UUID(int=number << 64 | 0x8000 << 48, version=5))
-            await saver.aput_writes(config, [("messages", update)], task_id, "~__pregel_pull, agent")
-        version = saver.get_next_version(version, None)
-        config = await saver.aput(
-            config,
+
+    def __init__(self, saver: Saver, thread_id: str) -> None:
+        self._saver = saver
+        self._version: Any = None
+        self.thread_id = thread_id
+        self.count = 0
+        self.config: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+
+    async def put(self, state: Any) -> None:
+        """Write the next checkpoint, with ``state`` as the value of the channel ``messages``."""
+        saver, number = self._saver, self.count
+        version = self._version = saver.get_next_version(self._version, None)
+        self.config = await saver.aput(
+            self.config,
             {
                 "v": 4,
                 "id": f"1f0{number:05x}-aaaa-6bbb-8ccc-ddddeeeeffff",
@@ -246,3 +248,27 @@ async def write_thread(
             {"source": "loop", "step": number, "parents": {}},
             {"messages": version, "step": version},
         )
+        self.count += 1
+
+    async def put_writes(self, update: Any) -> None:
+        """Write what a task of the latest checkpoint wrote to the channel."""
+        task_id = str(uuid.UUID(int=self.count << 64 | 0x8000 << 48, version=5))
+        await self._saver.aput_writes(self.config, [("messages", update)], task_id, "~__pregel_pull, agent")
+
+
+async def write_thread(
+    saver: Saver, thread_id: str, states: Iterable[Any], updates: Iterable[Any] | None = None
+) -> None:
+    """Write a whole thread.
+
+    Args:
+        states: The value of the channel ``messages`` at each checkpoint.
+        updates: What was written to the channel to get there, kept as each checkpoint's pending write; none if missing.
+    """
+    writer = ThreadWriter(saver, thread_id)
+    writes = iter(()) if updates is None else iter(updates)
+    for number, state in enumerate(states):
+        update = next(writes, None)
+        if number and update is not None:
+            await writer.put_writes(update)
+        await writer.put(state)

@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import os
 import platform
+import sqlite3
 import subprocess
 import tempfile
 import time
@@ -18,10 +19,12 @@ _PACKAGES = (
     "langgraph",
     "langgraph-checkpoint",
     "langgraph-checkpoint-postgres",
+    "langgraph-checkpoint-sqlite",
     "langchain-core",
     "psycopg",
     "psycopg-pool",
     "asyncpg",
+    "aiosqlite",
     "uvloop",
     "orjson",
     "ormsgpack",
@@ -51,9 +54,10 @@ def describe() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.release()}",
-        "flushes_per_second": round(_flushes_per_second()),
+        "flushes_per_second": round(flushes_per_second()),
         "python": platform.python_version(),
         "event_loop": EVENT_LOOP,
+        "sqlite": sqlite3.sqlite_version,
         "packages": {name: _version(name) for name in _PACKAGES},
         "commit": _commit(),
     }
@@ -75,7 +79,7 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _flushes_per_second() -> float:
+def flushes_per_second() -> float:
     """How often a page in the temporary folder can be overwritten and flushed, as pg_test_fsync does."""
     flush = getattr(os, "fdatasync", os.fsync)
     with tempfile.TemporaryFile() as file:

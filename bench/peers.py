@@ -5,14 +5,17 @@ Every one is used as its own documentation shows. No bench opens a saver in anot
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver as OfficialSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
@@ -84,6 +87,15 @@ async def _official_on_one_connection(dsn: str) -> AsyncIterator[Saver]:
 
 
 @asynccontextmanager
+async def _sqlite(_: str) -> AsyncIterator[Saver]:
+    """On a file of its own, with the saver's own settings: a journal that is flushed at every commit."""
+    with tempfile.TemporaryDirectory(prefix="pgcairn-bench-") as folder:
+        async with AsyncSqliteSaver.from_conn_string(str(Path(folder, "checkpoints.sqlite"))) as saver:
+            await saver.setup()
+            yield saver
+
+
+@asynccontextmanager
 async def _in_memory(_: str) -> AsyncIterator[Saver]:
     yield InMemorySaver()
 
@@ -94,4 +106,5 @@ PGCAIRN_SINGLE = pgcairn("pgcairn, pipeline=False", pipeline=False)
 PGCAIRN_ASYNCPG_SINGLE = pgcairn("pgcairn, asyncpg, pipeline=False", driver="asyncpg", pipeline=False)
 OFFICIAL = Peer(f"official, pool of {OFFICIAL_POOL_SIZE}", _official_with_pool)
 OFFICIAL_SINGLE = Peer("official, one connection", _official_on_one_connection)
+SQLITE = Peer("AsyncSqliteSaver", _sqlite, needs_server=False)
 IN_MEMORY = Peer("InMemorySaver", _in_memory, needs_server=False)

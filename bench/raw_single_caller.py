@@ -12,6 +12,7 @@ _PEERS = (
     peers.PGCAIRN_SINGLE,
     peers.OFFICIAL,
     peers.OFFICIAL_SINGLE,
+    peers.SQLITE,
     peers.IN_MEMORY,
 )
 _TARGET = 1.7

@@ -7,7 +7,7 @@ from bench.harness import Lab, Table, Verdict
 from bench.loads import latest_reads, written
 from bench.peers import Peer
 
-_PEERS = (peers.PGCAIRN, peers.OFFICIAL)
+_PEERS = (peers.PGCAIRN, peers.OFFICIAL, peers.SQLITE)
 _FEW, _MANY = _AGES = (20, 4000)
 _TARGET = 1.25
 

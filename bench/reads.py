@@ -9,7 +9,7 @@ from bench import peers
 from bench.harness import Lab, Table
 from bench.loads import latest_reads, written
 
-_PEERS = (peers.PGCAIRN, peers.PGCAIRN_SINGLE, peers.OFFICIAL, peers.IN_MEMORY)
+_PEERS = (peers.PGCAIRN, peers.PGCAIRN_SINGLE, peers.OFFICIAL, peers.SQLITE, peers.IN_MEMORY)
 _THREADS = 64
 _AGES = (1, 1000)
 
@@ -25,7 +25,7 @@ async def run(lab: Lab) -> None:
             prepare=written(threads=_THREADS, checkpoints=5),
         )
         lab.rates(title, found, _PEERS, "reads", peers.OFFICIAL)
-    against_age = (peers.PGCAIRN, peers.OFFICIAL)
+    against_age = (peers.PGCAIRN, peers.OFFICIAL, peers.SQLITE)
     load = latest_reads(1, threads=1)
     ages = {
         age: await lab.compare(

@@ -82,13 +82,18 @@ async def fresh_database(dsn: str) -> AsyncIterator[str]:
                 await connection.execute("CHECKPOINT")
 
 
-async def disk_bytes(dsn: str) -> int:
-    """Size of all tables of a database after VACUUM FULL, with their indexes and what is stored out of line."""
+async def disk_bytes(dsn: str, *, vacuumed: bool = True) -> int:
+    """Size of all tables of a database, with their indexes and what is stored out of line.
+
+    Args:
+        vacuumed: Make a VACUUM FULL first, so that only what is stored counts; else what the tables have become counts.
+    """
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         tables = [row[0] for row in await (await connection.execute(_TABLES_SQL)).fetchall()]
         size = 0
         for table in tables:
-            await connection.execute(f"VACUUM FULL {table}".encode())
+            if vacuumed:
+                await connection.execute(f"VACUUM FULL {table}".encode())
             cursor = await connection.execute("SELECT pg_total_relation_size(%s::regclass)", (table,))
             row = await cursor.fetchone()
             assert row is not None
