@@ -7,13 +7,9 @@ superstep, measured over the whole run. Time spent inside C belongs to the Pytho
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -21,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench import child as processes
 from bench import machine, peers, server
 from bench.harness import Lab, Table, sample
 from bench.loads import supersteps
@@ -108,21 +105,17 @@ def _record(
     spy: str, dsn: str, peer: peers.Peer, callers: int, seconds: float
 ) -> tuple[dict[tuple[str, ...], int], float]:
     with tempfile.TemporaryDirectory(prefix="pgcairn-profile-") as folder:
-        stacks, answer = Path(folder, "stacks"), Path(folder, "answer")
-        subprocess.run(
-            [
+        stacks = Path(folder, "stacks")
+        found = processes.call(
+            __name__,
+            dsn,
+            [peer.label, str(callers), str(seconds)],
+            under=[
                 *(spy, "record", "--format", "raw", "--full-filenames", "--output", str(stacks)),
                 *("--rate", str(_SAMPLES_PER_SECOND), "--"),
-                *(sys.executable, "-m", "bench.profile_client", peer.label),
-                *(str(callers), str(seconds), str(answer)),
             ],
-            cwd=Path(__file__).parents[1],
-            env=os.environ | {"PGCAIRN_BENCH_DSN": dsn},  # not on a command line: it may hold a password
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
         )
-        return parse(stacks.read_text()), json.loads(answer.read_text())["cpu_ms"]
+        return parse(stacks.read_text()), found["cpu_ms"]
 
 
 def parse(raw: str) -> dict[tuple[str, ...], int]:
@@ -166,29 +159,18 @@ def by_function(stacks: Mapping[tuple[str, ...], int]) -> Counter[str]:
     return found
 
 
-async def _load(label: str, callers: int, seconds: float) -> dict[str, Any]:
+async def _load(dsn: str, label: str, callers: int, seconds: float) -> dict[str, Any]:
     peer = next(peer for peer, _ in _RUNS if peer.label == label)
-    async with peer.open(os.environ["PGCAIRN_BENCH_DSN"]) as saver:
+    async with peer.open(dsn) as saver:
         measured = await sample(saver, supersteps(callers), seconds)
     return {"cpu_ms": measured.cpu_ms, "rate": measured.rate}
 
 
-def _profiled(label: str, callers: int, seconds: float) -> dict[str, Any]:
-    found: dict[str, Any] = machine.run(_load(label, callers, seconds))
+def _profiled(dsn: str, label: str, callers: int, seconds: float) -> dict[str, Any]:
+    found: dict[str, Any] = machine.run(_load(dsn, label, callers, seconds))
     return found
 
 
-def main() -> None:
+def child(dsn: str, label: str, callers: str, seconds: str) -> dict[str, Any]:
     """The process that is sampled."""
-    parser = argparse.ArgumentParser(description="Internal: the client that is being profiled.")
-    parser.add_argument("peer")
-    parser.add_argument("callers", type=int)
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("answer", type=Path)
-    options = parser.parse_args()
-    found = _profiled(options.peer, options.callers, options.seconds)
-    options.answer.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return _profiled(dsn, label, int(callers), float(seconds))
