@@ -72,7 +72,7 @@ def _table(lab: Lab, found: Figures) -> None:
             (
                 "saver",
                 *(f"{what}, {turns} turns" for what in ("disk", "WAL") for turns in _MARKS),
-                *(f"disk bytes a turn, {turns} turns" for turns in _MARKS),
+                *(f"{what} bytes a turn, {turns} turns" for what in ("WAL", "disk") for turns in _MARKS),
                 "ratio",
             ),
             [
@@ -83,7 +83,11 @@ def _table(lab: Lab, found: Figures) -> None:
                         for what in ("disk", "wal")
                         for turns in _MARKS
                     ),
-                    *(f"{median(peer, f'disk {turns}') * _MB / turns:,.0f}" for turns in _MARKS),
+                    *(
+                        f"{median(peer, f'{what} {turns}') * _MB / turns:,.0f}"
+                        for what in ("wal", "disk")
+                        for turns in _MARKS
+                    ),
                     f"{median(peer, f'disk {_MANY}') / _MANY / (median(peer, f'disk {_FEW}') / _FEW):.2f}",
                 )
                 for peer in _PEERS
