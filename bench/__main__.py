@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in BENCHES:
             print(f"{name:20} {_question(_module(name))}")
         return 0
+    # Large states are warned of, and some benches ask for nothing else.
+    logging.getLogger("pgcairn").setLevel(logging.ERROR)
     chosen = {name: _module(name) for name in options.names}
     here = machine.describe()
     options.out.mkdir(parents=True, exist_ok=True)
