@@ -1,10 +1,10 @@
 """How long does the event loop stand still while a state of five megabytes is saved and loaded?
 
-A task that sleeps a millisecond at a time notes how much later than that it wakes up. *First save* is ``aput`` on a new thread;
-*next save* is ``aput_writes`` of a change, then ``aput`` of the changed state; *load* is ``aget_tuple`` by a saver that has not seen
-the thread. Beside them stands LangGraph's serializer alone, on the loop, with the same values: no saver on this loop
-that uses it can do better. The task sees up to a millisecond too little of each stall, everybody's alike; what is less than
-a millisecond late does not count.
+A task that sleeps a millisecond at a time notes how much later than that it wakes up. *First save* is ``aput`` on a
+new thread; *next save* is ``aput_writes`` of a change, then ``aput`` of the changed state; *load* is ``aget_tuple``
+by a saver that has not seen the thread. Beside them stands LangGraph's serializer alone, on the loop, with the same
+values: no saver on this loop that uses it can do better. The task sees up to a millisecond too little of each stall,
+everybody's alike; what is less than a millisecond late does not count.
 """
 
 from __future__ import annotations

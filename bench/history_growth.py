@@ -1,8 +1,8 @@
 """What do saving, loading and listing cost when the thread has ten, and when it has ten thousand checkpoints?
 
-A lone caller: ``aput`` of the next checkpoint, ``aget_tuple`` of the latest, ``alist`` of the latest ten. States hold ten
-messages. Saving makes a thread longer, so a thread gets at most a tenth more checkpoints; there are several short ones.
-A cell takes a tenth of ``--seconds`` at most; writing the histories takes most of the time.
+A lone caller: ``aput`` of the next checkpoint, ``aget_tuple`` of the latest, ``alist`` of the latest ten. States hold
+ten messages. Saving makes a thread longer, so a thread gets at most a tenth more checkpoints; there are several short
+ones. A cell takes a tenth of ``--seconds`` at most; writing the histories takes most of the time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How much memory does a process keep of ten thousand threads that were touched once and are idle?
 
-Each thread gets one ``aput`` of a state of 32 KB and one ``aget_tuple``; every contender in a process of its own. Memory is
-the process's resident set after ``gc.collect()``, before the first of these threads and after the last. All states
-together are larger than what pgcairn may remember, so its bound is reached. It does not vary much, so each is
+Each thread gets one ``aput`` of a state of 32 KB and one ``aget_tuple``; every contender in a process of its own.
+Memory is the process's resident set after ``gc.collect()``, before the first of these threads and after the last. All
+states together are larger than what pgcairn may remember, so its bound is reached. It does not vary much, so each is
 measured once, whatever ``--rounds`` says.
 """
 

@@ -1,8 +1,9 @@
 """What do saving and loading cost by the size of the state, from a kilobyte to five megabytes?
 
-A lone caller; a state is a list of messages as dicts, 500 characters each. A first save is the first checkpoint of a thread, a
-next one follows on the same thread with another last message. Client CPU is that of the whole process: of AsyncSqliteSaver
-and InMemorySaver it is also the database's. A cell takes a tenth of ``--seconds``, and at least three operations.
+A lone caller; a state is a list of messages as dicts, 500 characters each. A first save is the first checkpoint of a
+thread, a next one follows on the same thread with another last message. Client CPU is that of the whole process: of
+AsyncSqliteSaver and InMemorySaver it is also the database's. A cell takes a tenth of ``--seconds``, and at least
+three operations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How many bytes of WAL does a superstep write, and by how many bytes do the tables grow?
 
-A superstep is one ``aput`` with a list of messages that has grown by one, and one ``aput_writes``: threads of 8 supersteps, one after another
-and 64 at once, which share transactions where a saver has them shared. Tables are measured as they have become, with
-indexes and without a VACUUM. WAL begins after a CHECKPOINT. Neither varies much, so each saver is measured once,
-whatever ``--rounds`` says. A single long chat is the question of ``storage_chat``.
+A superstep is one ``aput`` with a list of messages that has grown by one, and one ``aput_writes``: threads of 8
+supersteps, one after another and 64 at once, which share transactions where a saver has them shared. Tables are
+measured as they have become, with indexes and without a VACUUM. WAL begins after a CHECKPOINT. Neither varies much,
+so each saver is measured once, whatever ``--rounds`` says. A single long chat is the question of ``storage_chat``.
 """
 
 from __future__ import annotations
