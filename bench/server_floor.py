@@ -1,9 +1,9 @@
 """How many puts a second could the server take, and how much of that does pgcairn use?
 
-``pgbench`` inserts what a lone ``aput`` of pgcairn inserts, a checkpoint and a value of ten messages on a new thread,
-by pgcairn's own statement: one put a transaction, and 50 a statement. Beside it pgcairn, with as many callers, and
-how often the disk flushes a page a second (fdatasync of 8 KB in the temporary folder, where a server of the bench's
-own has its files).
+``pgbench`` inserts what a lone ``aput`` of pgcairn inserts, a checkpoint and a value of ten messages on a new thread:
+one put a transaction, by pgcairn's own statement, and 50 a statement, for which the server itself repeats the rows.
+Beside it pgcairn, with as many callers, and how often the disk flushes a page a second (fdatasync of 8 KB in the
+temporary folder, where a server of the bench's own has its files).
 """
 
 from __future__ import annotations
