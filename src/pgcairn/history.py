@@ -235,5 +235,5 @@ def _decode(codec: Codec, parts: Sequence[ValuePart]) -> Any:
     """
     versions = [part.version for part in parts]
     frames = [cast("bytes", part.frame) for part in parts]
-    value, _ = codec.load_chain(cast("str", parts[0].type), versions, frames)
-    return value
+    payload, _ = codec.unframe_chain(versions, frames)
+    return codec.load(codec.plain_type(cast("str", parts[0].type)), payload)

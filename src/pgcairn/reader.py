@@ -11,11 +11,12 @@ that had gathered when it left. A lone read leaves at once, as a statement of it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import operator
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 import orjson
@@ -23,7 +24,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
 from pgcairn.codec import body as body_codec
-from pgcairn.codec.bases import Bases, can_be_base
+from pgcairn.codec.bases import Bases, Lineage, can_be_base
 from pgcairn.codec.compression import FrameError
 from pgcairn.codec.serde import Codec
 from pgcairn.connection.pool import Pool, Session, by_deadline, give_up_at, run_retried
@@ -272,8 +273,21 @@ class Reader:
 # --- from stored rows to LangGraph's tuple ------------------------------------------------------------
 
 
-def replay(codec: Codec, stored: StoredTuple, bases: Bases | None = None) -> CheckpointTuple:
-    """Rebuild a checkpoint from what is stored.
+@dataclass(slots=True)
+class _Opened:
+    """Payloads of large values and writes, opened beforehand.
+
+    Attributes:
+        values: Channel → payload and lineage.
+        writes: Position among the writes → payload.
+    """
+
+    values: dict[str, tuple[bytes, Lineage]] = field(default_factory=dict)
+    writes: dict[int, bytes] = field(default_factory=dict)
+
+
+async def rebuild(codec: Codec, stored: StoredTuple, bases: Bases | None = None) -> CheckpointTuple:
+    """Rebuild a checkpoint from what is stored; what is large is decompressed in a worker thread.
 
     Args:
         codec: The serializer.
@@ -283,6 +297,37 @@ def replay(codec: Codec, stored: StoredTuple, bases: Bases | None = None) -> Che
     Raises:
         StoredDataError: Something is missing or corrupt; the error names what and where.
     """
+    opened = None
+    opens_in_thread = codec.opens_in_thread
+    for frames in (stored.value_frames, stored.write_frames):
+        if frames and any(frame is not None and opens_in_thread(frame) for frame in frames):
+            opened = await asyncio.get_running_loop().run_in_executor(None, _open_large, codec, stored)
+            break
+    return replay(codec, stored, bases, opened)
+
+
+def _open_large(codec: Codec, stored: StoredTuple) -> _Opened:
+    """Runs in a worker thread. What cannot be opened is left out: replaying it finds out what to say of it."""
+    opened = _Opened()
+    for channel, rows in _chains(stored).items():
+        frames = [row.frame for row in rows if row.frame is not None]
+        if len(frames) == len(rows) and any(map(codec.opens_in_thread, frames)):
+            with contextlib.suppress(FrameError):
+                opened.values[channel] = codec.unframe_chain(
+                    [row.version for row in rows], frames, in_thread=True
+                )
+    for number, frame in enumerate(stored.write_frames or ()):
+        if codec.opens_in_thread(frame):
+            with contextlib.suppress(FrameError):
+                opened.writes[number] = codec.unframe(frame, in_thread=True)
+    return opened
+
+
+def replay(
+    codec: Codec, stored: StoredTuple, bases: Bases | None = None, opened: _Opened | None = None
+) -> CheckpointTuple:
+    """``rebuild`` without a worker thread, or after its work."""
+    opened = opened or _NOTHING_OPENED
     try:
         body = body_codec.unpack(codec.unframe(stored.body))
         fields, plain_values, metadata = body_codec.load_core(codec, body)
@@ -297,15 +342,17 @@ def replay(codec: Codec, stored: StoredTuple, bases: Bases | None = None) -> Che
         except FrameError as error:
             raise _corrupt(stored, f"A channel value cannot be read: {error}.", channel=channel) from error
     if stored.refs is not None:
-        _load_referenced(codec, stored, values, bases)
+        _load_referenced(codec, stored, values, bases, opened)
     pending = [
-        (task_id, channel, _load_frame(codec, stored, type_name, frame, channel))
-        for task_id, channel, type_name, frame in zip(
-            stored.write_task_ids or (),
-            stored.write_channels or (),
-            stored.write_types or (),
-            stored.write_frames or (),
-            strict=True,
+        (task_id, channel, _load_frame(codec, stored, type_name, frame, channel, opened.writes.get(number)))
+        for number, (task_id, channel, type_name, frame) in enumerate(
+            zip(
+                stored.write_task_ids or (),
+                stored.write_channels or (),
+                stored.write_types or (),
+                stored.write_frames or (),
+                strict=True,
+            )
         )
     ]
     checkpoint = {**fields, "channel_values": values}
@@ -320,7 +367,9 @@ def replay(codec: Codec, stored: StoredTuple, bases: Bases | None = None) -> Che
     )
 
 
-def _load_referenced(codec: Codec, stored: StoredTuple, values: dict[str, Any], bases: Bases | None) -> None:
+def _load_referenced(
+    codec: Codec, stored: StoredTuple, values: dict[str, Any], bases: Bases | None, opened: _Opened
+) -> None:
     wanted = references(stored)
     chains = _chains(stored)
     for channel, rows in chains.items():
@@ -334,11 +383,10 @@ def _load_referenced(codec: Codec, stored: StoredTuple, values: dict[str, Any], 
                 version=version,
             )
         try:
-            values[channel], lineage = codec.load_chain(
-                cast("str", rows[0].type),
-                [row.version for row in rows],
-                [cast("bytes", row.frame) for row in rows],
+            payload, lineage = opened.values.get(channel) or codec.unframe_chain(
+                [row.version for row in rows], [cast("bytes", row.frame) for row in rows]
             )
+            values[channel] = codec.load(codec.plain_type(cast("str", rows[0].type)), payload)
         except FrameError as error:
             raise _corrupt(
                 stored, f"A stored value cannot be read: {error}.", channel=channel, version=version
@@ -374,6 +422,7 @@ def _chains(stored: StoredTuple) -> dict[str, list[_ValueRow]]:
     return chains
 
 
+_NOTHING_OPENED = _Opened()
 _place = operator.attrgetter("place")
 
 
@@ -382,9 +431,18 @@ def references(stored: StoredTuple) -> dict[str, str]:
     return {} if stored.refs is None else dict(orjson.loads(stored.refs))
 
 
-def _load_frame(codec: Codec, stored: StoredTuple, type_name: str, frame: bytes, channel: str) -> Any:
+def _load_frame(
+    codec: Codec,
+    stored: StoredTuple,
+    type_name: str,
+    frame: bytes,
+    channel: str,
+    payload: bytes | None = None,
+) -> Any:
     try:
-        return codec.load_frame(type_name, frame)
+        if payload is None:
+            payload = codec.unframe(frame)
+        return codec.load(codec.plain_type(type_name), payload)
     except FrameError as error:
         version = references(stored).get(channel)
         raise _corrupt(

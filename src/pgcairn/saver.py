@@ -49,7 +49,7 @@ from pgcairn.keys import (
     namespace_of,
     thread_of,
 )
-from pgcairn.reader import references, replay
+from pgcairn.reader import rebuild, references
 from pgcairn.settings import Settings
 from pgcairn.storage.repository import Page
 from pgcairn.telemetry import Counters, Stats
@@ -93,7 +93,7 @@ class GraphState(BaseCheckpointSaver[str]):
         stored = await engine.reader.load(key)
         if stored is None:
             return None
-        found = replay(self._codec, stored, engine.bases)
+        found = await rebuild(self._codec, stored, engine.bases)
         # Here and not in listings: those end with the oldest versions, and the next put needs the latest.
         if stored.refs is not None:
             engine.placements.remember((stored.thread_id, stored.checkpoint_ns), references(stored))
@@ -142,7 +142,7 @@ class GraphState(BaseCheckpointSaver[str]):
     async def _replay_pages(self, page: Page, limit: int | None) -> AsyncGenerator[CheckpointTuple, None]:
         async for rows in self._engine.reader.pages(page, limit):
             for stored in rows:
-                yield replay(self._codec, stored)
+                yield await rebuild(self._codec, stored)
 
     def _page(
         self,

@@ -155,7 +155,7 @@ class Settings:
     Whole payloads from 4 to 16 KB use -1 where this is higher: the client's CPU limits throughput before the disk does."""
 
     compress_in_thread_min_bytes: int = 256 * 1024
-    """Payloads from this size are compressed in a worker thread, so that they do not stall the event loop.
+    """Payloads from this size are compressed and decompressed in a worker thread, so that they do not stall the event loop.
     Too low: the hand-over costs more than the compression (about 60 µs). Default 256 KiB (guess: one to two ms)."""
 
     max_value_bytes: int = 512 * 1024 * 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint
 
 from pgcairn import AsyncPostgresSaver, StoredDataError
+from pgcairn.codec.compression import Framer
 from tests.support.savers import (
     checkpoint,
     checkpoint_id,
@@ -300,6 +302,49 @@ async def test_large_values_go_through_worker_threads(dsn: str, schema: str, dri
         assert all(chain for name, chain in found.items() if name != version(1))
         await check_all(saver, expected)
     assert dangling(dsn, schema) == []
+
+
+@ONE_DRIVER
+async def test_large_values_and_writes_are_decompressed_in_worker_threads(
+    dsn: str, schema: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(map(str, range(20_000)))
+    opened: list[tuple[int, bool]] = []
+    decode = Framer._decode_open
+
+    def spy(framer: Framer, frame: bytes, in_thread: bool) -> bytes:
+        payload = decode(framer, frame, in_thread)
+        opened.append((len(payload), threading.current_thread() is threading.main_thread()))
+        return payload
+
+    async with saver_on(dsn, schema, driver=driver, compress_in_thread_min_bytes=64 * 1024) as saver:
+        where = await put(saver, config(), checkpoint(1, {"c": text}, {"c": version(1)}))
+        where = await put(saver, where, checkpoint(2, {"c": text + "more"}, {"c": version(2)}))
+        await saver.aput_writes(where, [("c", text), ("small", 1)], "task")
+        assert list(chains(dsn, schema)[version(2)]) == [version(1)]
+        monkeypatch.setattr(Framer, "_decode_open", spy)
+        found = await get(saver, config())
+        assert found.checkpoint["channel_values"] == {"c": text + "more"}
+        assert found.pending_writes == [("task", "c", text), ("task", "small", 1)]
+        large = [is_main for size, is_main in opened if size >= 64 * 1024]
+        assert large == [False, False], "each once, and not on the event loop"
+        assert any(is_main for _, is_main in opened), "what is small takes no detour"
+        assert [each.checkpoint["channel_values"]["c"] for each in await listed(saver, config())] == [
+            text + "more",
+            text,
+        ]
+        run_sql(dsn, f"UPDATE {schema}.writes SET frame = substr(frame, 1, 100) WHERE channel = 'c'")
+        with pytest.raises(StoredDataError, match="cannot be read") as caught:
+            await saver.aget_tuple(config())
+        assert caught.value.channel == "c"
+        run_sql(dsn, f"DELETE FROM {schema}.writes")
+        run_sql(
+            dsn,
+            f"UPDATE {schema}.channel_values SET frame = set_byte(frame, 5000, 0) WHERE version = '{version(1)}'",
+        )
+        with pytest.raises(StoredDataError, match="cannot be read") as caught:
+            await saver.aget_tuple(config())
+        assert (caught.value.channel, caught.value.version) == ("c", version(2))
 
 
 @ONE_DRIVER

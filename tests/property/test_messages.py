@@ -94,16 +94,13 @@ def _made(cls: type[BaseMessage], **own: st.SearchStrategy[Any]) -> st.SearchStr
     return st.builds(lambda content, given, extra: cls(content, **given, **extra), _CONTENTS, fields, _EXTRA)
 
 
-def _answers(cls: type[BaseMessage]) -> st.SearchStrategy[BaseMessage]:
-    return _made(
-        cls,
-        additional_kwargs=_PROVIDED,
-        tool_calls=st.lists(_CALLS, max_size=2),
-        invalid_tool_calls=st.lists(_BAD_CALLS, max_size=1),
-        usage_metadata=st.none() | _USAGE,
-    )
-
-
+_ANSWERS = _made(
+    AIMessage,
+    additional_kwargs=_PROVIDED,
+    tool_calls=st.lists(_CALLS, max_size=2),
+    invalid_tool_calls=st.lists(_BAD_CALLS, max_size=1),
+    usage_metadata=st.none() | _USAGE,
+)
 _RESULTS = st.builds(
     lambda message, call_id, status, artifact: ToolMessage(
         **{**dict(message), "type": "tool"}, tool_call_id=call_id, status=status, artifact=artifact
@@ -117,8 +114,8 @@ _MESSAGES = st.one_of(
     _made(HumanMessage),
     _made(SystemMessage),
     _made(Remark),
-    _answers(AIMessage),
-    _answers(AIMessageChunk),
+    _ANSWERS,
+    _made(AIMessageChunk),
     _RESULTS,
 )
 # What somebody may do to a message after it was made, and no validation sees.
@@ -193,12 +190,24 @@ def test_other_values_are_as_ever(value: Any) -> None:
     assert _LOADS(typed) == value
 
 
-def test_a_serializer_that_is_not_exactly_langgraphs_is_used_as_it_is() -> None:
-    class Own(JsonPlusSerializer):
-        pass
+class _Own(JsonPlusSerializer):
+    pass
 
-    for serde in (Own(), JsonPlusSerializer(__unpack_ext_hook__=lambda code, data: data)):
+
+@pytest.mark.parametrize("serde", [_Own(), JsonPlusSerializer(__unpack_ext_hook__=lambda code, data: data)])
+def test_a_serializer_that_is_not_exactly_langgraphs_is_used_as_it_is(serde: JsonPlusSerializer) -> None:
+    assert serializer_of(serde) == (serde.dumps_typed, serde.loads_typed)
+
+
+@pytest.mark.parametrize("name", ["dumps_typed", "loads_typed"])
+def test_what_somebody_put_in_place_of_a_method_is_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    serde = JsonPlusSerializer()
+    with monkeypatch.context() as changed:
+        changed.setattr(serde, name, lambda value: value)
         assert serializer_of(serde) == (serde.dumps_typed, serde.loads_typed)
+    assert serializer_of(serde) != (serde.dumps_typed, serde.loads_typed)
+    monkeypatch.setattr(JsonPlusSerializer, name, lambda self, value: value)
+    assert serializer_of(serde) == (serde.dumps_typed, serde.loads_typed)
 
 
 def test_another_langchain_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:

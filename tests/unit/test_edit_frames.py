@@ -77,7 +77,7 @@ def _edit_frame(*fields: Any) -> bytes:
 def test_what_goes_in_comes_out(framer: Framer, in_thread: bool) -> None:
     stored = Stored(framer, _STEPS, in_thread=in_thread)
     for number, payload in enumerate(_STEPS):
-        found, lineage = framer.decode_chain(*stored.of(number))
+        found, lineage = framer.decode_chain(*stored.of(number), in_thread=in_thread)
         assert type(found) is bytes
         assert found == payload
         assert lineage == stored.lineages[number], "the next version can be made from it"

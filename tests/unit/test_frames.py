@@ -51,7 +51,7 @@ def _framers() -> dict[str, Framer]:
 def test_what_goes_in_comes_out(framer: Framer, payload: bytes, in_thread: bool) -> None:
     frame = framer.encode(payload, in_thread=in_thread)
     assert type(frame) is bytes
-    decoded = framer.decode(frame)
+    decoded = framer.decode(frame, in_thread=in_thread)
     assert type(decoded) is bytes
     assert decoded == payload
 

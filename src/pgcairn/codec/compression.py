@@ -47,6 +47,7 @@ _ZSTD_MARK = b"\x01"
 _EDIT_MARK = b"\x03"
 _DICTIONARY_MARK = b"\x04\x01"
 _CHECKSUM_BYTES = 4
+_ZSTD_HEADER_BYTES = 18  # at most, by the format
 
 
 class FrameError(ValueError):
@@ -80,7 +81,7 @@ class Framer:
         self._compressor = _new_compressor(settings.compression_level)
         self._spare_compressor = _new_compressor(max(_SPARE_LEVEL, settings.compression_level))
         self._fast_compressor = _new_compressor(min(_FAST_LEVEL, settings.compression_level))
-        self._small_decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(None))
+        self._small_decompressor = _new_small_decompressor()
         self._decompressor = zstandard.ZstdDecompressor()
 
     def encode(self, payload: bytes, *, in_thread: bool = False) -> bytes:
@@ -144,33 +145,41 @@ class Framer:
         encoded_name = name.encode()
         return bytes((SEALED, len(encoded_name))) + encoded_name + ciphertext
 
-    def decode(self, frame: bytes) -> bytes:
+    def decode(self, frame: bytes, *, in_thread: bool = False) -> bytes:
         """Open a frame and return its payload.
+
+        Args:
+            frame: What is stored.
+            in_thread: See ``encode``.
 
         Raises:
             FrameError: The frame is corrupt, too large, or not encrypted where it should be.
         """
-        return self._decode_open(self._opened(frame))
+        return self._decode_open(self._opened(frame), in_thread)
 
-    def decode_chain(self, versions: Sequence[str], frames: Sequence[bytes]) -> tuple[bytes, Lineage]:
+    def decode_chain(
+        self, versions: Sequence[str], frames: Sequence[bytes], *, in_thread: bool = False
+    ) -> tuple[bytes, Lineage]:
         """Open the frame of a value and those that it rests on; return its payload and its lineage.
 
         Args:
             versions: The value's own version, then those of its chain in their order.
             frames: Theirs.
+            in_thread: See ``encode``.
 
         Raises:
             FrameError: A frame is corrupt, or one is not what the next was made from.
         """
         if len(frames) == 1:
-            payload = self.decode(frames[0])
+            payload = self.decode(frames[0], in_thread=in_thread)
             return payload, new_epoch(versions[0], payload)
-        steps = [self._decode_edit(self._opened(frame)) for frame in frames[:-1]]
+        steps = [self._decode_edit(self._opened(frame), in_thread) for frame in frames[:-1]]
         number, size, checksum, _ = steps[0]
         if number < 0 or number.bit_count() != len(steps):
             raise FrameError("its number does not fit its chain")
         edits = tuple(edit for _, _, _, edit in steps)
-        lineage = Lineage(tuple(versions), number, self.decode(frames[-1]), edits)
+        base = self.decode(frames[-1], in_thread=in_thread)
+        lineage = Lineage(tuple(versions), number, base, edits)
         try:
             payload = lineage.payload()
         except ValueError as error:
@@ -179,7 +188,7 @@ class Framer:
             raise FrameError("the checksum does not match: it was made from another base")
         return payload, lineage
 
-    def _decode_edit(self, frame: bytes) -> tuple[int, int, int, Edit]:
+    def _decode_edit(self, frame: bytes, in_thread: bool) -> tuple[int, int, int, Edit]:
         """(number, size, checksum, edit) of an edit's frame."""
         if frame[:1] != _EDIT_MARK:
             raise FrameError("it is not an edit, but has a chain")
@@ -200,7 +209,7 @@ class Framer:
             raise FrameError(
                 f"it claims {size} bytes, above max_value_bytes={self._settings.max_value_bytes}"
             )
-        literal = self._decode_open(inner)
+        literal = self._decode_open(inner, in_thread)
         if sum(sizes) + len(literal) != size:
             raise FrameError("the edit's sizes do not add up")
         return number, size, checksum, Edit(ranges, literal)
@@ -222,7 +231,7 @@ class Framer:
         except Exception as error:
             raise FrameError(f"the value cannot be decrypted ({type(error).__name__}: {error})") from error
 
-    def _decode_open(self, frame: bytes) -> bytes:
+    def _decode_open(self, frame: bytes, in_thread: bool) -> bytes:
         if not frame:
             raise FrameError("the frame is empty")
         kind = frame[0]
@@ -238,10 +247,12 @@ class Framer:
         if kind == ZSTD_WITH_DICTIONARY:
             if frame[1:2] != b"\x01":
                 raise FrameError(f"dictionary {frame[1:2].hex()} is unknown to this version")
-            decompressor = self._small_decompressor
+            decompressor = _new_small_decompressor() if in_thread else self._small_decompressor
             body = body[1:]
         elif kind != ZSTD:
             raise FrameError(f"frames of kind 0x{kind:02x} are unknown to this version")
+        elif in_thread:
+            decompressor = zstandard.ZstdDecompressor()
         try:
             size = zstandard.frame_content_size(body)
             # Without a size, or with none at all, zstd's library would not look at the checksum. Empty
@@ -276,6 +287,20 @@ def _new_small_compressor(level: int) -> zstandard.ZstdCompressor:
         write_content_size=True,
         write_dict_id=False,
     )
+
+
+def _new_small_decompressor() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(dict_data=_dictionary(None))
+
+
+def payload_bytes(frame: bytes) -> int:
+    """About how large the payload of a frame is, at little cost: as it claims, or as the frame if it is encrypted or an edit."""
+    if frame[:1] != _ZSTD_MARK:
+        return len(frame)
+    try:
+        return max(len(frame), zstandard.frame_content_size(frame[1 : 1 + _ZSTD_HEADER_BYTES]))
+    except zstandard.ZstdError:
+        return len(frame)
 
 
 def is_sealed(frame: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import ormsgpack
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -20,6 +20,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 Dumps = Callable[[Any], tuple[str, bytes]]
 Loads = Callable[[tuple[str, bytes]], Any]
 
+_DUMPS_TYPED, _LOADS_TYPED = JsonPlusSerializer.dumps_typed, JsonPlusSerializer.loads_typed
 _PYDANTIC_V2 = 5  # the extension code of LangGraph's serializer
 _END = ormsgpack.packb("model_validate_json")
 _LOADS_OPTION = ormsgpack.OPT_NON_STR_KEYS
@@ -51,11 +52,19 @@ def serializer_of(serde: SerializerProtocol) -> tuple[Dumps, Loads]:
 
     The bytes are those of ``serde``, and what comes back is equal to what ``serde`` gives, to the last attribute.
     """
-    if type(serde) is not JsonPlusSerializer or getattr(serde, "_custom_unpack_ext_hook", True):
-        return serde.dumps_typed, serde.loads_typed
-    if not is_as_assumed():
-        return serde.dumps_typed, serde.loads_typed
-    return _make_dumps(serde), _make_loads(serde)
+    if _is_langgraphs_own(serde) and is_as_assumed():
+        return _make_dumps(serde), _make_loads(serde)
+    return serde.dumps_typed, serde.loads_typed
+
+
+def _is_langgraphs_own(serde: SerializerProtocol) -> TypeGuard[JsonPlusSerializer]:
+    return (
+        type(serde) is JsonPlusSerializer
+        and not getattr(serde, "_custom_unpack_ext_hook", True)
+        # Nobody replaced them, of the class or of this one.
+        and getattr(serde.dumps_typed, "__func__", None) is _DUMPS_TYPED
+        and getattr(serde.loads_typed, "__func__", None) is _LOADS_TYPED
+    )
 
 
 @functools.cache

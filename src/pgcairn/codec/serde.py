@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.types import SendProtocol
 
 from pgcairn.codec.bases import Lineage
-from pgcairn.codec.compression import Cipher, FrameError, Framer
+from pgcairn.codec.compression import Cipher, FrameError, Framer, payload_bytes
 from pgcairn.codec.messages import serializer_of
 from pgcairn.errors import SerializationError
 from pgcairn.settings import Settings
@@ -99,21 +99,23 @@ class Codec:
         except FrameError as error:
             raise _too_large(path + name, error) from error
 
-    def unframe(self, frame: bytes) -> bytes:
+    def unframe(self, frame: bytes, *, in_thread: bool = False) -> bytes:
         """Open a frame.
 
         Raises:
             FrameError: It is corrupt, too large, or not encrypted where it should be.
         """
-        return self._framer.decode(frame)
+        return self._framer.decode(frame, in_thread=in_thread)
 
-    def unframe_chain(self, versions: Sequence[str], frames: Sequence[bytes]) -> tuple[bytes, Lineage]:
+    def unframe_chain(
+        self, versions: Sequence[str], frames: Sequence[bytes], *, in_thread: bool = False
+    ) -> tuple[bytes, Lineage]:
         """Open the frame of a value and those that it rests on; see ``Framer.decode_chain``.
 
         Raises:
             FrameError: One is corrupt, too large, not encrypted where it should be, or not the base of the next.
         """
-        return self._framer.decode_chain(versions, frames)
+        return self._framer.decode_chain(versions, frames, in_thread=in_thread)
 
     def load_frame(self, stored_type: str, frame: bytes) -> Any:
         """Open a frame that stands alone and deserialize its payload.
@@ -122,17 +124,6 @@ class Codec:
             FrameError: See ``unframe`` and ``load``.
         """
         return self.load(self.plain_type(stored_type), self.unframe(frame))
-
-    def load_chain(
-        self, stored_type: str, versions: Sequence[str], frames: Sequence[bytes]
-    ) -> tuple[Any, Lineage]:
-        """Open the frame of a value and those that it rests on, and deserialize the value.
-
-        Raises:
-            FrameError: See ``unframe_chain`` and ``load``.
-        """
-        payload, lineage = self.unframe_chain(versions, frames)
-        return self.load(self.plain_type(stored_type), payload), lineage
 
     def stored_type(self, type_name: str, frame: bytes) -> str:
         """The type tag to store beside a frame: with an encrypting serializer it ends in the cipher's name."""
@@ -150,8 +141,12 @@ class Codec:
         return self._cipher is not None
 
     def wants_thread(self, payload_bytes: int) -> bool:
-        """Whether compressing this many bytes would stall the event loop noticeably."""
+        """Whether compressing or decompressing this many bytes would stall the event loop noticeably."""
         return payload_bytes >= self._in_thread_min_bytes
+
+    def opens_in_thread(self, frame: bytes) -> bool:
+        """Whether opening this frame would stall the event loop noticeably."""
+        return payload_bytes(frame) >= self._in_thread_min_bytes
 
     def _refused(self, value: object, path: str, error: Exception) -> SerializationError:
         leaf_path, leaf, reason = self._find_leaf(value, path, error, depth=0)
