@@ -21,7 +21,7 @@ from bench import BENCHES
 RESULTS = Path(__file__).with_name("results")
 _ROOT = Path(__file__).parents[1]
 _FILES = (_ROOT / "docs" / "benchmarks.md", _ROOT / "README.md")
-_BLOCK = re.compile(r"(<!-- bench:([a-z_]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- bench:([a-z_]+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
 
 Result = Mapping[str, Any]
 
@@ -59,7 +59,7 @@ def _figure(value: float) -> str:
 
 def body(result: Result) -> str:
     """Tables, verdicts and notes of one bench, with the command that makes them."""
-    parts = [f"`{result['command']}`"]
+    parts = [f"`{result['command']}` ({_how(result)})"]
     parts += [f"{each['title']}:\n\n{table(each['header'], each['rows'])}" for each in result["tables"]]
     if result["verdicts"]:
         parts.append("\n".join(verdict(each) for each in result["verdicts"]))
@@ -67,9 +67,18 @@ def body(result: Result) -> str:
     return "\n\n".join(parts)
 
 
-def summary(results: Mapping[str, Result]) -> str:
-    """All targets in one table."""
-    rows = [
+def summary(results: Mapping[str, Result], before: str = "") -> str:
+    """All targets in one table.
+
+    Args:
+        before: A table of this kind; its rows stay where their command has no result.
+    """
+    measured = {f"`{result['command']}`" for result in results.values()}
+    cells = [
+        tuple(line.strip("| ").split(" | ")) for line in before.splitlines()[2:] if line.startswith("| ")
+    ]
+    rows = [each for each in cells if each[-1] not in measured]
+    rows += [
         (
             each["work"],
             f"{each['ours_label']}: {_figure(each['ours'])} {each['unit']}",
@@ -91,16 +100,19 @@ def machine(results: Mapping[str, Result]) -> str:
     return warning + "\n\n".join(lines)
 
 
+def _how(result: Result) -> str:
+    commit, options = result["machine"]["commit"] or "unknown", result["options"]
+    changed = " with changes" if commit.endswith("+changes") else ""
+    return f"{options['rounds']} rounds of {options['seconds']:g} s, pgcairn at commit {commit[:10]}{changed}"
+
+
 def _where(result: Result) -> str:
     found, packages = result["machine"], result["machine"]["packages"]
-    options = result["options"]
     text = (
         f"{found['cpus']} virtual cores ({found['cpu']}), {found['system'].partition(' ')[0]}, client and server on the same "
         f"machine; Python {found['python']} with {found['event_loop']}; langgraph {packages['langgraph']}, "
         f"langgraph-checkpoint-postgres {packages['langgraph-checkpoint-postgres']}, psycopg {packages['psycopg']}, "
-        f"asyncpg {packages['asyncpg']}; pgcairn {packages['pgcairn']} at commit {(found['commit'] or 'unknown')[:10]}"
-        f"{' with changes' if (found['commit'] or '').endswith('+changes') else ''}. "
-        f"Medians of {options['rounds']} rounds of {options['seconds']:g} s."
+        f"asyncpg {packages['asyncpg']}."
     )
     server = result["server"]
     if server is not None:
@@ -117,11 +129,11 @@ def fill(document: str, results: Mapping[str, Result]) -> str:
     """A document with its blocks made anew."""
 
     def made(match: re.Match[str]) -> str:
-        begin, name, end = match.groups()
+        begin, name, before, end = match.groups()
         if not results:
             return match.group()
         if name == "summary":
-            content = summary(results)
+            content = summary(results, before)
         elif name == "machine":
             content = machine({k: v for k, v in results.items() if v["server"] is not None} or results)
         elif name in results:
